@@ -1,7 +1,8 @@
 """`load_dataset`: a data set and split by name.
 
 The training images of each data set are divided once and for all: every k-th image is held out ("heldout", 5,000
-images), the rest is "train". Members are trained on "train", weights are fitted on "heldout", results are measured on "test".
+images), the rest is "train". Members are trained on "train", weights are fitted on "heldout", results are measured on
+"test".
 """
 
 from __future__ import annotations
