@@ -1,1 +1,21 @@
+"""The provably best mix, from arrays alone: this package never sees a network."""
 
+from robboost.weights.problem import WeightProblem, weight_problem
+from robboost.weights.scaling import Normalisers, normalisers
+from robboost.weights.solution import Progress, Solution, SolverSettings
+from robboost.weights.solve import solve, solve_weights
+from robboost.weights.verify import margins, objective
+
+__all__ = [
+    "Normalisers",
+    "Progress",
+    "Solution",
+    "SolverSettings",
+    "WeightProblem",
+    "margins",
+    "normalisers",
+    "objective",
+    "solve",
+    "solve_weights",
+    "weight_problem",
+]

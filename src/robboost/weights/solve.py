@@ -1,0 +1,63 @@
+"""The public way in: arrays to weights."""
+
+from __future__ import annotations
+
+import time
+
+from robboost.weights.bundle import Bundle, checked_pass, solution_from
+from robboost.weights.coordinate import solve_coordinate
+from robboost.weights.optimum import solve_auto
+from robboost.weights.problem import Array, WeightProblem, weight_problem
+from robboost.weights.solution import Solution, SolverSettings, check_method
+
+__all__ = ["solve", "solve_weights"]
+
+
+def solve_weights(
+    slopes: Array,
+    intercepts: Array,
+    radius: Array | float,
+    *,
+    kappa: float = 1.0,
+    norm: str = "linf",
+    method: str = "auto",
+    settings: SolverSettings | None = None,
+) -> Solution:
+    """Weights of the mix with the smallest RobBoost loss, and a proof of how near the optimum they are.
+
+        minimise g(a) = sum_n max(0, kappa - c_n . a + ||sum_t a_t radius * slope_tn||_q)   over the simplex
+
+    (equations 7 and 8 of the paper; q dual to `norm`). The weights multiply the members as they are handed in: divide
+    slopes and intercepts by a positive scale per member before, where members differ in scale (see `normalisers`).
+
+    Args:
+        slopes: [T, n, d] or [T, n, *input], NumPy (memory-mapped too) or torch, CPU or GPU.
+        intercepts: [T, n]; with a box, already re-centred: `c + <slope, centre - x>`.
+        radius: scalar, [d] or [n, d].
+        kappa: margin from which on a pair costs nothing.
+        norm: norm of the threat, "linf", "l2" or "l1".
+        method: "auto" (global optimum with a certified gap), "coordinate" (the paper's descent, corrected; linf only)
+            or "uniform" (equal weights, with the gap that they leave).
+        settings: when to stop, and on what to run.
+
+    The gap is guaranteed, whatever the status. It concerns the loss on these pairs, not verified error on others.
+    """
+    problem = weight_problem(slopes, intercepts, radius, kappa=kappa, norm=norm)
+    return solve(problem, method=method, settings=settings)
+
+
+def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSettings | None = None) -> Solution:
+    """`solve_weights` for a problem that was checked before."""
+    chosen = check_method(method)
+    limits = settings or SolverSettings()
+    if chosen == "auto":
+        return solve_auto(problem, limits)
+    if chosen == "coordinate":
+        return solve_coordinate(problem, limits)
+    began = time.perf_counter()
+    bundle = Bundle(problem)
+    bundle.add(bundle.best, 0.0, checked_pass(problem, bundle.best))
+    bundle.improve_bound()
+    return solution_from(
+        problem, bundle, limits, method="uniform", status="not-optimised", passes=1, began=began, history=[]
+    )
