@@ -1,8 +1,8 @@
 """Margin columns in fewer bits, each pair with a proved bound of what the rounding can cost it.
 
-Rounding |A| outward is unsound for mixtures, where columns of opposite sign cancel. What is sound: round to nearest, keep
-`error >= ||A - rounded A||_q`, and use `intercept - error`. Then for weights a >= 0 the mixed error is at most the mix of
-the errors, by the triangle inequality.
+Rounding |A| outward is unsound for mixtures, where columns of opposite sign cancel. What is sound: round to nearest,
+keep `error >= ||A - rounded A||_q`, and use `intercept - error`. For weights a >= 0 the mixed error is then at most the
+mix of the errors, by the triangle inequality.
 """
 
 from __future__ import annotations
