@@ -1,0 +1,271 @@
+"""Attacks by projected gradient descent: how far a network can really be fooled, and a test of every certificate.
+
+An attack proposes points; this module, not the attack, projects them into the threat set, checks that they are in it,
+and judges them in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robboost.errors import InputError, SoundnessError
+from robboost.inputs import check_examples, in_float64
+from robboost.intervals import Share
+from robboost.threat import Threat
+
+__all__ = ["AttackSettings", "Attacked", "attack", "margins_at"]
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """How hard to try.
+
+    Attributes:
+        steps: gradient steps of a restart.
+        restarts: random starts; the first start is the example itself.
+        targets: "untargeted" follows the most dangerous wrong class of the moment, "targeted" tries every wrong class in
+            turn (C - 1 times the work), "both" does both.
+        momentum: share of the last direction that is kept.
+        step: first step length as a share of eps; it falls to a hundredth along a cosine.
+        batch_size: examples attacked together.
+        seed: of the random starts.
+    """
+
+    steps: int = 40
+    restarts: int = 2
+    targets: Literal["untargeted", "targeted", "both"] = "untargeted"
+    momentum: float = 0.75
+    step: float = 0.5
+    batch_size: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "restarts", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.targets not in ("untargeted", "targeted", "both"):
+            raise InputError(f"targets={self.targets!r}: expected 'untargeted', 'targeted' or 'both'")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum={self.momentum}: expected at least 0 and below 1")
+        if not self.step > 0:
+            raise InputError(f"step={self.step}: expected above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """The worst points that were found. Their absence proves nothing.
+
+    Attributes:
+        adversarial: [N, *input], float64: per example the point of the threat set with the lowest margin seen.
+        margins: [N], float64: there, true logit minus the largest other.
+        success: [N]: margin not above zero (misclassified examples included).
+        clean: [N]: the example itself is misclassified.
+    """
+
+    adversarial: Tensor = field(repr=False)
+    margins: Tensor = field(repr=False)
+    success: Tensor = field(repr=False)
+    clean: Tensor = field(repr=False)
+    threat: Threat
+    settings: AttackSettings
+
+    @property
+    def error(self) -> float:
+        """Share of examples that the attack, or nature, made wrong: a lower bound of the robust error."""
+        return self.share.value
+
+    @property
+    def share(self) -> Share:
+        return Share(int(self.success.sum()), len(self.success))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summary as plain numbers and text; the points are left out."""
+        return {
+            "threat": str(self.threat),
+            "attack_error": self.share.to_dict(),
+            "clean_error": Share(int(self.clean.sum()), len(self.clean)).to_dict(),
+            "settings": vars(self.settings),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return (
+            f"attacked ({self.threat}, {self.settings.steps} steps x {self.settings.restarts}): error {self.share:i} %"
+        )
+
+
+def attack(
+    model: nn.Module,
+    x: Tensor | np.ndarray[Any, Any],
+    y: Tensor | np.ndarray[Any, Any],
+    threat: Threat,
+    *,
+    settings: AttackSettings = AttackSettings(),
+    certified: Tensor | None = None,
+) -> Attacked:
+    """Searches the threat set around each example for a point that the model gets wrong.
+
+    Descends the margin f_y - max_{j != y} f_j (or f_y - f_j for a chosen j) with momentum, from the example and from
+    random points of the set. The lowest margin of any step counts, not that of the last one.
+
+    Args:
+        model: classifier, [N, *input] -> logits [N, C]; a single network or an `Ensemble`.
+        x: examples [N, *input].
+        y: labels [N].
+        threat: where the attacker may move.
+        settings: steps, restarts, targets.
+        certified: [N] mask of examples proved robust under this threat. A success on one of them is a contradiction:
+            SoundnessError, with the example's index, and the point saved next to the message for reproduction.
+    """
+    x, y = check_examples(model, x, y)
+    generator = torch.Generator(device=x.device).manual_seed(settings.seed)
+    was_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        parts = [
+            _attack_batch(model, x[start : start + settings.batch_size], y[start : start + settings.batch_size], threat,
+                          settings=settings, generator=generator)
+            for start in range(0, len(x), settings.batch_size)
+        ]  # fmt: skip
+    finally:
+        for module in was_training:
+            module.training = True
+    point = torch.cat(parts)
+    judge = in_float64(model)
+    base = x.to(torch.float64)
+    margins = margins_at(judge, point, y, batch_size=settings.batch_size)
+    natural = margins_at(judge, base, y, batch_size=settings.batch_size)
+    # The example itself is a point of the set too.
+    better = natural < margins
+    point = torch.where(better.view(-1, *[1] * (x.dim() - 1)), base, point)
+    margins = torch.where(better, natural, margins)
+    result = Attacked(point, margins, ~(margins > 0), ~(natural > 0), threat, settings)
+    if certified is not None:
+        _check_sound(result, certified, y)
+    return result
+
+
+def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 512) -> Tensor:
+    """True logit minus the largest other one at each point [N, *input]: [N], NaN where a logit is NaN."""
+    with torch.no_grad():
+        parts = [
+            _margin(model(point[start : start + batch_size]), y[start : start + batch_size])
+            for start in range(0, len(point), batch_size)
+        ]
+    return torch.cat(parts)
+
+
+def _attack_batch(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, settings: AttackSettings, generator: torch.Generator
+) -> Tensor:
+    """Per example the worst point seen, in float64 and inside the threat set."""
+    with torch.no_grad():
+        classes = model(x[:1]).shape[1]
+    goals: list[Callable[[Tensor], Tensor]] = []
+    if settings.targets != "targeted":
+        goals.append(lambda logits: _margin(logits, y))
+    if settings.targets != "untargeted":
+        for j in range(classes - 1):
+            target = torch.where(j < y, j, j + 1)  # class order, true class skipped
+            goals.append(lambda logits, target=target: _pair_margin(logits, y, target))
+    worst, lowest = x, torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+    for goal in goals:
+        for restart in range(settings.restarts):
+            start = x if restart == 0 else threat.sample(x, generator=generator)
+            worst, lowest = _descend(model, start, x, y, threat, goal=goal, settings=settings, best=(worst, lowest))
+    exact = x.to(torch.float64)
+    point = threat.project(worst.to(torch.float64), exact)
+    if not bool(threat.contains(point, exact, tolerance=1e-12).all()):
+        raise SoundnessError("internal: the attack's projection left the threat set")
+    return point
+
+
+def _descend(
+    model: nn.Module,
+    start: Tensor,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    goal: Callable[[Tensor], Tensor],
+    settings: AttackSettings,
+    best: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    worst, lowest = best
+    point, velocity = threat.project(start, x), torch.zeros_like(x)
+    for step in range(settings.steps + 1):
+        point = point.detach().requires_grad_(True)
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+            logits = model(point)
+            (gradient,) = torch.autograd.grad(goal(logits).sum(), point)
+        margin = _margin(logits.detach(), y)
+        # NaN counts as the worst: the network gives no answer there.
+        lower = (margin < lowest) | margin.isnan()
+        worst = torch.where(lower.view(-1, *[1] * (x.dim() - 1)), point.detach(), worst)
+        lowest = torch.where(lower, margin.nan_to_num(nan=-torch.inf), lowest)
+        if step == settings.steps:
+            break
+        velocity = settings.momentum * velocity + _direction(gradient, threat)
+        length = settings.step * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * step / settings.steps)))
+        move = velocity.sign() if threat.norm == "linf" else velocity
+        point = threat.project(point.detach() - length * threat.eps * move, x)
+    return worst, lowest
+
+
+def _direction(gradient: Tensor, threat: Threat) -> Tensor:
+    """The gradient, scaled per example so that momentum adds like with like: steepest for l_2 and l_1."""
+    flat = gradient.nan_to_num().flatten(1)
+    tiny = torch.finfo(flat.dtype).tiny
+    if threat.norm == "linf":
+        scaled = flat / flat.abs().mean(1, keepdim=True).clamp(min=tiny)
+    elif threat.norm == "l2":
+        scaled = flat / flat.norm(dim=1, keepdim=True).clamp(min=tiny)
+    else:
+        # The steepest l_1 direction moves one pixel; the largest hundredth together finds more.
+        count = max(1, flat.shape[1] // 100)
+        kept = flat.abs() >= flat.abs().topk(count, dim=1).values[:, -1:]
+        signs = flat.sign() * kept
+        scaled = signs / signs.abs().sum(1, keepdim=True).clamp(min=1)
+    return scaled.view_as(gradient)
+
+
+def _margin(logits: Tensor, y: Tensor) -> Tensor:
+    true = logits.gather(1, y[:, None])[:, 0]
+    others = logits.scatter(1, y[:, None], -torch.inf).amax(1)
+    return true - others
+
+
+def _pair_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    return (logits.gather(1, y[:, None]) - logits.gather(1, target[:, None]))[:, 0]
+
+
+def _check_sound(result: Attacked, certified: Tensor, y: Tensor) -> None:
+    mask = torch.as_tensor(certified, device=result.success.device)
+    if mask.shape != result.success.shape or mask.dtype != torch.bool:
+        raise InputError(f"certified is {mask.dtype} {list(mask.shape)}: expected a mask [{len(result.success)}]")
+    broken = (mask & result.success).nonzero()[:, 0].tolist()
+    if not broken:
+        return
+    first = broken[0]
+    path = Path(f"robboost-counterexample-{first}.npz").absolute()
+    saved = f"point saved in {path}"
+    try:
+        np.savez(path, index=np.array(broken), point=result.adversarial[broken].cpu().numpy(),
+                 label=y[broken].cpu().numpy(), margin=result.margins[broken].cpu().numpy())  # fmt: skip
+    except OSError as error:
+        saved = f"point not saved: {error.strerror}"
+    raise SoundnessError(
+        f"{len(broken)} certified example(s) fooled, first index {first} (label {int(y[first])}, margin"
+        f" {float(result.margins[first]):.3g}, {result.threat}, seed {result.settings.seed}): {saved}; please report this"
+    )
