@@ -31,7 +31,7 @@ class AttackSettings:
     Attributes:
         steps: gradient steps of a restart.
         restarts: random starts; the first start is the example itself.
-        targets: "untargeted" follows the most dangerous wrong class of the moment, "targeted" tries every wrong class in
+        targets: "untargeted" follows the most dangerous wrong class of the moment, "targeted" tries each wrong class in
             turn (C - 1 times the work), "both" does both.
         momentum: share of the last direction that is kept.
         step: first step length as a share of eps; it falls to a hundredth along a cosine.
@@ -267,5 +267,6 @@ def _check_sound(result: Attacked, certified: Tensor, y: Tensor) -> None:
         saved = f"point not saved: {error.strerror}"
     raise SoundnessError(
         f"{len(broken)} certified example(s) fooled, first index {first} (label {int(y[first])}, margin"
-        f" {float(result.margins[first]):.3g}, {result.threat}, seed {result.settings.seed}): {saved}; please report this"
+        f" {float(result.margins[first]):.3g}, {result.threat}, seed {result.settings.seed}): {saved};"
+        " please report this"
     )

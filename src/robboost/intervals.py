@@ -1,4 +1,4 @@
-"""How sure a measured share is: Wilson's interval, and McNemar's exact test for two classifiers on the same examples."""
+"""How sure a measured share is: Wilson's interval, and McNemar's exact test of two classifiers on the same images."""
 
 from __future__ import annotations
 
