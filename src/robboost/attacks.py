@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,11 +175,10 @@ def _attack_batch(
         classes = model(x[:1]).shape[1]
     goals: list[Callable[[Tensor], Tensor]] = []
     if settings.targets != "targeted":
-        goals.append(lambda logits: _margin(logits, y))
+        goals.append(partial(_margin, y=y))
     if settings.targets != "untargeted":
-        for j in range(classes - 1):
-            target = torch.where(j < y, j, j + 1)  # class order, true class skipped
-            goals.append(lambda logits, target=target: _pair_margin(logits, y, target))
+        # Class order, the true class skipped.
+        goals += [partial(_pair_margin, y=y, target=torch.where(j < y, j, j + 1)) for j in range(classes - 1)]
     worst, lowest = x, torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
     for goal in goals:
         for restart in range(settings.restarts):
