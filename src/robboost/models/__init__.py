@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from robboost.models.checkpoints import ModelMetadata, load_model, load_models, read_metadata, save_model
 from robboost.models.ensemble import Ensemble
+from robboost.models.layers import Normalize, PixelMask
 
-__all__ = ["Ensemble"]
+__all__ = [
+    "Ensemble",
+    "ModelMetadata",
+    "Normalize",
+    "PixelMask",
+    "load_model",
+    "load_models",
+    "read_metadata",
+    "save_model",
+]
