@@ -1,0 +1,165 @@
+"""The public edge: from a network, images and a threat to proved linear margins."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from robboost.bounds.engine import LinearBounds, Problem
+from robboost.bounds.methods import METHODS, TIGHTEST, propagate, tightest
+from robboost.bounds.network import Network
+from robboost.errors import InputError
+from robboost.models.graph import trace
+from robboost.precision import full_precision
+from robboost.threat import Threat
+
+__all__ = ["MarginBounds", "Options", "margin_bounds"]
+
+Precision = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is rarely changed.
+
+    Args:
+        iterations: gradient steps of "alpha-crown".
+        parts: the methods that "tightest" chooses from.
+        memory: bytes that a call may use for intermediate tensors; None: a share of what is free on the device.
+    """
+
+    iterations: int = 20
+    parts: tuple[str, ...] = TIGHTEST
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class MarginBounds:
+    """Proved linear lower bounds: margin_j(x + d) >= <slope_j, d> + intercept_j for every x + d of the threat set.
+
+    margin_j is the logit of the true class minus that of the j-th other class, in class order.
+
+    Attributes:
+        slope: [N, C-1, *input].
+        intercept: [N, C-1]; the value at d = 0.
+        lower: [N, C-1], the minimum of the right side over the set (paper, equation 4 without the division by a scale).
+        method: the method asked for.
+        precision: "float32" or "float64", of all arithmetic. Proved for real arithmetic; rounding is not enclosed, and
+            is of the order of 1e-6 (float32) or 1e-15 (float64) times the size of the sums.
+        box_used: whether the bounds hold on the ball cut by the box (True) or on the whole ball (False).
+        winner: [N, C-1], for "tightest" the position in `parts` of the method that won; None otherwise.
+        parts: the methods compared by "tightest"; empty otherwise.
+    """
+
+    slope: Tensor
+    intercept: Tensor
+    lower: Tensor
+    method: str
+    precision: Precision
+    box_used: bool
+    winner: Tensor | None = None
+    parts: tuple[str, ...] = ()
+
+
+def margin_bounds(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    method: str = "crown",
+    *,
+    precision: Precision = "float32",
+    differentiable: bool = False,
+    options: Options | None = None,
+) -> MarginBounds:
+    """Linear lower bounds of the margins of `model` around each image, on the whole threat set (Proposition 3.1).
+
+    Args:
+        model: any deterministic module in evaluation mode, made of operations that have a bound rule.
+        x: images [N, *input], float32 or float64, finite, and within the threat's box where it has one.
+        y: labels [N], int64.
+        threat: the set around each image.
+        method: "ibp", "crown-ibp", "same-slope", "crown", "alpha-crown" or "tightest".
+        precision: arithmetic of the whole call, whatever the global TF32 and autocast settings are.
+        differentiable: keep the graph, so that slope, intercept and lower carry gradients to the model's parameters.
+        options: see `Options`.
+
+    Guaranteed: the bounds hold for real arithmetic on the parameters given; eps = 0 gives the margins of the logits.
+    Not guaranteed: an enclosure of float rounding (see `MarginBounds.precision`).
+    """
+    options = options or Options()
+    _check_method(method, precision, options)
+    _check_images(x, y, threat)
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    graph = trace(model, tuple(x.shape[1:]))
+    _check_labels(y, graph.classes)
+    with full_precision(), nullcontext() if differentiable else torch.no_grad():
+        network = Network.build(graph, model, dtype)
+        _check_network(network, x)
+        images = x.to(dtype)
+        chunks = []
+        for start in range(0, len(x), 50):
+            part = slice(start, start + 50)
+            problem = Problem(network, images[part], threat.region(images[part]), threat.norm, 20_000_000)
+            chunks.append(_one_chunk(problem, y[part], method, options))
+    bounds = LinearBounds(*(torch.cat(parts) for parts in zip(*(chunk[0] for chunk in chunks), strict=True)))
+    winner = None if method != "tightest" else torch.cat([chunk[1] for chunk in chunks if chunk[1] is not None])
+    parts = options.parts if method == "tightest" else ()
+    return MarginBounds(*bounds, method, precision, threat.box_used, winner, parts)
+
+
+def _one_chunk(problem: Problem, y: Tensor, method: str, options: Options) -> tuple[LinearBounds, Tensor | None]:
+    if method != "tightest":
+        return propagate(problem, y, method, options.iterations), None
+    return tightest([propagate(problem, y, part, options.iterations) for part in options.parts])
+
+
+def _check_method(method: str, precision: str, options: Options) -> None:
+    if method not in METHODS:
+        raise InputError(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}")
+    if precision not in ("float32", "float64"):
+        raise InputError(f"precision={precision!r}: expected 'float32' or 'float64'")
+    wrong = [part for part in options.parts if part not in METHODS or part == "tightest"]
+    if wrong or not options.parts:
+        raise InputError(f"parts={options.parts!r}: expected one or more methods other than 'tightest'")
+    if options.iterations < 0:
+        raise InputError(f"iterations={options.iterations}: expected zero or more")
+
+
+def _check_images(x: Tensor, y: Tensor, threat: Threat) -> None:
+    if not isinstance(threat, Threat):
+        raise InputError(f"threat is a {type(threat).__name__}, expected a robboost.Threat")
+    if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"x is {kind}, expected a tensor of float32 or float64 images (divide 8-bit pixels by 255)")
+    if x.dim() < 2 or len(x) == 0:
+        raise InputError(f"x has shape {list(x.shape)}, expected [N, *input] with at least one image")
+    if not isinstance(y, Tensor) or y.dtype not in (torch.int64, torch.int32, torch.uint8) or y.shape != x.shape[:1]:
+        kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"y is {kind}, expected {len(x)} integer labels, one for each image")
+    if not bool(torch.isfinite(x).all()):
+        raise InputError("x holds NaN or infinite pixels, expected finite ones")
+    if threat.clip is not None:
+        lo, hi = threat.clip
+        low, high = float(x.min()), float(x.max())
+        if low < lo or high > hi:
+            raise InputError(f"x has pixels from {low:g} to {high:g}, expected them within the threat's box [{lo:g}, {hi:g}]")
+
+
+def _check_labels(y: Tensor, classes: int) -> None:
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise InputError(f"y holds labels from {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}")
+
+
+def _check_network(network: Network, x: Tensor) -> None:
+    for node in network.nodes:
+        for value in (node.weight, node.bias, node.scale, node.shift):
+            if isinstance(value, Tensor):
+                if value.device != x.device:
+                    raise InputError(f"the model is on {value.device} and x on {x.device}, expected one device")
+                if not bool(torch.isfinite(value).all()):
+                    raise InputError("the model holds NaN or infinite parameters, expected finite ones")
