@@ -5,6 +5,8 @@ A row is a vector A; the pass replaces <A, z_k> step by step by <A', z_j> + bias
 At a nonlinear node the positive part of A meets the line below the function, the negative part the line above.
 """
 
+# ruff: noqa: ARG001, ARG005 - the rules of a table share one signature
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -33,7 +35,7 @@ def carry(network: Network, start: int, rows: Tensor, lines: Mapping[int, Lines]
             continue
         node = network.nodes[index]
         if index in lines:
-            passed, offset = _relaxed(node, network.nodes[node.inputs[0]], held, lines[index])
+            passed, offset = _relaxed(network.nodes[node.inputs[0]], held, lines[index])
             bias = bias + offset
             parts = [] if passed is None else [passed]
         else:
@@ -48,9 +50,9 @@ def carry(network: Network, start: int, rows: Tensor, lines: Mapping[int, Lines]
     return slope, bias
 
 
-def _relaxed(node: Node, source: Node, rows: Tensor, lines: Lines) -> tuple[Tensor | None, Tensor]:
+def _relaxed(source: Node, rows: Tensor, lines: Lines) -> tuple[Tensor | None, Tensor]:
     positive, negative = rows.clamp(min=0), rows.clamp(max=0)
-    offset = (positive * _row(lines.lower_intercept, rows) + negative * _row(lines.upper_intercept, rows))
+    offset = positive * _row(lines.lower_intercept, rows) + negative * _row(lines.upper_intercept, rows)
     total = offset.flatten(2).sum(2)
     if lines.lower_slope is None or lines.upper_slope is None:
         return None, total

@@ -64,11 +64,13 @@ def finish(problem: Problem, rows: Tensor, lines: dict[int, Lines]) -> LinearBou
 def intermediate(
     problem: Problem, rule: Rule, *, backward: bool, intersect: bool = True
 ) -> tuple[dict[int, Lines], dict[int, Interval]]:
-    """Lines of every nonlinear node, and the bounds of its input: by intervals, or by backward passes (and intervals)."""
+    """Lines of every nonlinear node, and the bounds of its input: by intervals, or backward passes (and intervals)."""
     network = problem.network
     intervals: list[Interval] = []
     lines: dict[int, Lines] = {}
+    # The image of a tight interval under an increasing function is tight: no backward pass starts there.
     queries = {node.inputs[0] for node in network.nodes if node.kind in NONLINEAR}
+    queries = {index for index in queries if network.nodes[index].kind not in NONLINEAR}
     for index, node in enumerate(network.nodes):
         if node.kind == "input":
             intervals.append(box_hull(problem.region))

@@ -9,16 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from robboost.bounds.arithmetic import full_precision
 from robboost.bounds.engine import LinearBounds, Problem
 from robboost.bounds.methods import METHODS, TIGHTEST, propagate, tightest
 from robboost.bounds.network import Network
 from robboost.errors import InputError
 from robboost.models.graph import trace
-from robboost.precision import full_precision
 from robboost.threat import Threat
 
 __all__ = ["MarginBounds", "Options", "margin_bounds"]
 
+_ROW_ELEMENTS = 2**24
 Precision = Literal["float32", "float64"]
 
 
@@ -102,14 +103,20 @@ def margin_bounds(
         _check_network(network, x)
         images = x.to(dtype)
         chunks = []
-        for start in range(0, len(x), 50):
-            part = slice(start, start + 50)
-            problem = Problem(network, images[part], threat.region(images[part]), threat.norm, 20_000_000)
+        size = _chunk_size(network)
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            problem = Problem(network, images[part], threat.region(images[part]), threat.norm, _ROW_ELEMENTS)
             chunks.append(_one_chunk(problem, y[part], method, options))
     bounds = LinearBounds(*(torch.cat(parts) for parts in zip(*(chunk[0] for chunk in chunks), strict=True)))
     winner = None if method != "tightest" else torch.cat([chunk[1] for chunk in chunks if chunk[1] is not None])
     parts = options.parts if method == "tightest" else ()
     return MarginBounds(*bounds, method, precision, threat.box_used, winner, parts)
+
+
+def _chunk_size(network: Network) -> int:
+    largest = max(torch.Size(node.shape).numel() for node in network.nodes)
+    return max(1, _ROW_ELEMENTS // (largest * network.nodes[-1].shape[0]))
 
 
 def _one_chunk(problem: Problem, y: Tensor, method: str, options: Options) -> tuple[LinearBounds, Tensor | None]:
@@ -134,7 +141,7 @@ def _check_images(x: Tensor, y: Tensor, threat: Threat) -> None:
     if not isinstance(threat, Threat):
         raise InputError(f"threat is a {type(threat).__name__}, expected a robboost.Threat")
     if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        kind = str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x is {kind}, expected a tensor of float32 or float64 images (divide 8-bit pixels by 255)")
     if x.dim() < 2 or len(x) == 0:
         raise InputError(f"x has shape {list(x.shape)}, expected [N, *input] with at least one image")
@@ -147,7 +154,9 @@ def _check_images(x: Tensor, y: Tensor, threat: Threat) -> None:
         lo, hi = threat.clip
         low, high = float(x.min()), float(x.max())
         if low < lo or high > hi:
-            raise InputError(f"x has pixels from {low:g} to {high:g}, expected them within the threat's box [{lo:g}, {hi:g}]")
+            raise InputError(
+                f"x has pixels from {low:g} to {high:g}, expected them within the threat's box [{lo:g}, {hi:g}]"
+            )
 
 
 def _check_labels(y: Tensor, classes: int) -> None:

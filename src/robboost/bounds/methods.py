@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,10 +41,10 @@ def _optimised_lines(
 ) -> dict[int, Lines]:
     """Lines with a lower slope for each (example, target, neuron), improved by projected gradient ascent.
 
-    Any slope in [negative, 1] lies below a crossing (leaky) ReLU, and any slope at all has a valid intercept for sigmoid
-    and tanh, so every iterate is a valid bound; the best iterate of each pair is kept, the first being CROWN's.
+    Any slope in [negative, 1] lies below a crossing (leaky) ReLU, and any slope at all has a valid intercept for
+    sigmoid and tanh, so every iterate is a valid bound; the best iterate of each pair is kept, the first being CROWN's.
     """
-    fixed = {index: Lines(*(None if part is None else part.detach() for part in line)) for index, line in lines.items()}
+    fixed = {index: _detached(line) for index, line in lines.items()}
     intervals = {index: Interval(*(end.detach() for end in interval)) for index, interval in bounds.items()}
     variables: dict[tuple[int, str], Tensor] = {}
     for index, line in fixed.items():
@@ -68,6 +70,11 @@ def _optimised_lines(
             optimiser.step()
             _project(problem, variables)
     return _lines_with(problem, lines, bounds, best)
+
+
+def _detached(lines: Lines) -> Lines:
+    parts: list[Any] = [None if part is None else part.detach() for part in lines]
+    return Lines(*parts)
 
 
 def _keep_best(

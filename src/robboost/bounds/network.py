@@ -4,6 +4,8 @@ A constant scale and shift (batch normalisation) after a linear operation is fol
 differentiable with respect to the parameters.
 """
 
+# ruff: noqa: ARG005 - the rules of a table share one signature
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -57,9 +59,7 @@ class Network:
                 role: values[value.index] if isinstance(value, Slot) else value
                 for role, value in operation.constants.items()
             }
-            nodes.append(
-                Node(operation.kind, operation.inputs, operation.shape, operation.attributes, **constants)
-            )
+            nodes.append(Node(operation.kind, operation.inputs, operation.shape, operation.attributes, **constants))
         return _with_flags(_folded(nodes))
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -81,7 +81,9 @@ def _uses(nodes: list[Node]) -> list[int]:
 
 def _folded(nodes: list[Node]) -> list[Node]:
     """Scales behind a linear operation that nothing else uses become part of it."""
-    uses, kept, moved = _uses(nodes), [], {}
+    uses = _uses(nodes)
+    kept: list[Node] = []
+    moved: dict[int, int] = {}
     for index, node in enumerate(nodes):
         node = replace(node, inputs=tuple(moved[source] for source in node.inputs))
         if node.kind == "scale" and uses[nodes[index].inputs[0]] == 1:
@@ -182,9 +184,7 @@ def window_counts(node: Node, size: tuple[int, int]) -> Tensor:
 
 def _avgpool_rule(node: Node, inputs: list[Tensor]) -> Tensor:
     a = node.attributes
-    return F.avg_pool2d(
-        inputs[0], a["kernel"], a["stride"], a["padding"], a["ceil"], a["include_pad"], a["divisor"]
-    )
+    return F.avg_pool2d(inputs[0], a["kernel"], a["stride"], a["padding"], a["ceil"], a["include_pad"], a["divisor"])
 
 
 def _maxpool_rule(node: Node, inputs: list[Tensor]) -> Tensor:

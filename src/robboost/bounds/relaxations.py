@@ -73,15 +73,13 @@ def _relu_lines(negative: float, bounds: Interval, rule: Rule) -> Lines:
 
 
 def maxpool_lines(node: Node, bounds: Interval) -> Lines:
-    """Below: the operand with the largest lower bound. Above: that operand where it surely is the largest, else a constant.
+    """Below: the operand with the largest lower bound. Above: that operand if surely the largest, else a constant.
 
     max_i z_i >= z_k for every k; max_i z_i <= max_i u_i; and max_i z_i = z_k if l_k >= u_i for all other i.
     """
     a = node.attributes
     lower, upper = bounds
-    best, choice = F.max_pool2d(
-        lower, a["kernel"], a["stride"], a["padding"], ceil_mode=a["ceil"], return_indices=True
-    )
+    best, choice = F.max_pool2d(lower, a["kernel"], a["stride"], a["padding"], ceil_mode=a["ceil"], return_indices=True)
     highest = F.max_pool2d(upper, a["kernel"], a["stride"], a["padding"], ceil_mode=a["ceil"])
     sure = best >= _runner_up(node, upper, choice)
     one = torch.ones_like(best)
@@ -95,8 +93,9 @@ def _runner_up(node: Node, upper: Tensor, choice: Tensor) -> Tensor:
     (kh, kw), (sh, sw), (ph, pw) = a["kernel"], a["stride"], a["padding"]
     batch, channels, height, width = upper.shape
     rows, columns = node.shape[-2:]
-    bottom, right = ((n - 1) * s + k - size - p for n, s, k, size, p in (
-        (rows, sh, kh, height, ph), (columns, sw, kw, width, pw)))
+    bottom, right = (
+        (n - 1) * s + k - size - p for n, s, k, size, p in ((rows, sh, kh, height, ph), (columns, sw, kw, width, pw))
+    )
     padded = F.pad(upper, (pw, max(right, 0), ph, max(bottom, 0)), value=-torch.inf)
     windows = padded.unfold(2, kh, sh)[:, :, :rows].unfold(3, kw, sw)[:, :, :, :columns]
     y = choice // width - (torch.arange(rows, device=choice.device) * sh - ph)[:, None]

@@ -1,7 +1,7 @@
 """A trained network as a short list of operations, with its parameters looked up live.
 
-`trace` runs `torch.export` once per module and input shape, and keeps for each operation its kind, its inputs, its shape
-without the batch axis and the constants that it needs. What depends on parameters alone (a transposed weight, the
+`trace` runs `torch.export` once per module and input shape, and keeps for each operation its kind, its inputs, its
+shape without the batch axis and the constants that it needs. What depends on parameters alone (a transposed weight, the
 weights of an ensemble divided by their scales) stays a small program that is run again at every call: gradients reach
 the parameters, and new weights need no new trace.
 """
@@ -148,9 +148,11 @@ def _frozen(value: Any, slots: dict[torch.fx.Node, Slot]) -> Any:
     if isinstance(value, torch.fx.Node):
         return slots[value]
     if isinstance(value, (list, tuple)):
-        return tuple(_frozen(part, slots) for part in value) if isinstance(value, tuple) else [
-            _frozen(part, slots) for part in value
-        ]
+        return (
+            tuple(_frozen(part, slots) for part in value)
+            if isinstance(value, tuple)
+            else [_frozen(part, slots) for part in value]
+        )
     return value
 
 

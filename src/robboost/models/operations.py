@@ -1,7 +1,7 @@
 """From the operators that PyTorch exports to the few kinds of operation that have bound rules.
 
-Kinds: "input", "linear", "conv", "scale" (x * scale + shift), "add" (sum of its inputs), "reshape", "permute", "avgpool",
-"maxpool", "relu" (with a slope for negative inputs), "sigmoid" and "tanh". Everything else is refused by name.
+Kinds: "input", "linear", "conv", "scale" (x * scale + shift), "add" (sum of its inputs), "reshape", "permute",
+"avgpool", "maxpool", "relu" (with a slope for negative inputs), "sigmoid" and "tanh". The rest is refused by name.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _batch_norm(context: Context) -> int:
 
 
 def _broadcast(context: Context, value: Any, position: int) -> Any:
-    """A constant operand for values of the operation at `position`: a number, or a slot that broadcasts to its shape."""
+    """A constant operand for the operation at `position`: a number, or a slot that broadcasts to its shape."""
     constant = context.constant(value)
     if not isinstance(constant, Slot):
         return constant
@@ -477,11 +477,20 @@ def _item(context: Context) -> int:
 RULES: dict[str, Callable[[Context], int]] = {
     operator.getitem.__name__: _item,
     **dict.fromkeys(
-        ("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh_copy", "aten.positive"), _identity
+        ("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh_copy", "aten.positive"),
+        _identity,
     ),
     **dict.fromkeys(("aten.to", "aten._to_copy", "aten.type_as"), _cast),
     **dict.fromkeys(
-        ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.squeeze", "aten.unsqueeze"),
+        (
+            "aten.view",
+            "aten.reshape",
+            "aten._unsafe_view",
+            "aten.flatten",
+            "aten.unflatten",
+            "aten.squeeze",
+            "aten.unsqueeze",
+        ),
         _reshape,
     ),
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T"), _permute),
