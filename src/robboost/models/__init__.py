@@ -5,14 +5,19 @@ from __future__ import annotations
 from robboost.models.checkpoints import ModelMetadata, load_model, load_models, read_metadata, save_model
 from robboost.models.ensemble import Ensemble
 from robboost.models.layers import Normalize, PixelMask
+from robboost.models.pools import Pool, PoolMember, read_pool, write_pool
 
 __all__ = [
     "Ensemble",
     "ModelMetadata",
     "Normalize",
     "PixelMask",
+    "Pool",
+    "PoolMember",
     "load_model",
     "load_models",
     "read_metadata",
+    "read_pool",
     "save_model",
+    "write_pool",
 ]

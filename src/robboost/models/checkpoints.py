@@ -21,7 +21,17 @@ from robboost.models.files import existing_file, parse_json, safetensors_metadat
 from robboost.models.layouts import network_for
 from robboost.models.state_dicts import State, check_finite, read_state_dicts, widened
 
-__all__ = ["SUFFIXES", "ModelMetadata", "load_model", "load_models", "read_metadata", "save_model"]
+__all__ = [
+    "SUFFIXES",
+    "Checkpoint",
+    "ModelMetadata",
+    "check_forward",
+    "load_checkpoints",
+    "load_model",
+    "load_models",
+    "read_metadata",
+    "save_model",
+]
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pt2")
 _FORMAT = 1
@@ -43,6 +53,16 @@ class ModelMetadata:
     num_classes: int
     layers: tuple[Mapping[str, Any], ...] = field(repr=False)
     names: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A network out of a file; `input_shape` and `num_classes` are None where nobody says them."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -84,30 +104,48 @@ def load_models(
     allow_pickle: bool = False,
 ) -> list[nn.Module]:
     """All networks of a file: as `load_model`, and for checkpoints whose "state_dict" is a list of several."""
+    found = load_checkpoints(
+        path, architecture=architecture, input_shape=input_shape, num_classes=num_classes, allow_pickle=allow_pickle
+    )
+    return [checkpoint.model for checkpoint in found]
+
+
+def load_checkpoints(
+    path: str | Path,
+    *,
+    architecture: str | None = None,
+    input_shape: Sequence[int] | None = None,
+    num_classes: int | None = None,
+    allow_pickle: bool = False,
+) -> list[Checkpoint]:
+    """As `load_models`, each network with the shape of its images and the notes that its file holds."""
     file = existing_file(path)
     suffix = file.suffix.lower()
+    given = None if input_shape is None else tuple(int(side) for side in input_shape)
     if suffix == ".pt2":
-        return [_load_exported(file, allow_pickle)]
+        return [Checkpoint(_load_exported(file, allow_pickle), given, num_classes)]
     if suffix == ".safetensors":
         metadata = safetensors_metadata(file)
         if _KEY in metadata:
-            return [_load_described(file, _parse_metadata(metadata[_KEY], file))]
+            described = _parse_metadata(metadata[_KEY], file)
+            model = _load_described(file, described)
+            return [Checkpoint(model, described.input_shape, described.num_classes, described.notes)]
         states = [_read_tensors(file)]
     elif suffix in (".pt", ".pth"):
         states = read_state_dicts(file)
     else:
         raise CheckpointError(f"{file}: unknown kind of file, expected one of {', '.join(SUFFIXES)}")
-    models = []
+    found = []
     for state in states:
         try:
             network, renamed, shape = network_for(
-                state, architecture=architecture, input_shape=input_shape, num_classes=num_classes
+                state, architecture=architecture, input_shape=given, num_classes=num_classes
             )
-            check_forward(network, shape)
+            classes = check_forward(network, shape)
         except CheckpointError as error:
             raise CheckpointError(f"{file}: {error}") from None
-        models.append(_filled(network, renamed, file))
-    return models
+        found.append(Checkpoint(_filled(network, renamed, file), shape, classes))
+    return found
 
 
 def save_model(
