@@ -19,6 +19,7 @@ _PUBLIC: dict[str, str] = {
     "CheckpointError": "errors",
     "Comparison": "comparison",
     "DataError": "errors",
+    "DistributedError": "errors",
     "DivergedError": "errors",
     "Ensemble": "models",
     "InputError": "errors",

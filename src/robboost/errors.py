@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DistributedError",
     "DivergedError",
     "InputError",
     "RobBoostError",
@@ -43,6 +44,10 @@ class SoundnessError(RobBoostError):
 
 class StoreError(RobBoostError):
     """A bound store on disk is damaged, incomplete, locked, or holds bounds of something else."""
+
+
+class DistributedError(RobBoostError):
+    """Another process of the job ended, or is out of reach."""
 
 
 class DivergedError(RobBoostError):

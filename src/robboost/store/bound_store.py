@@ -17,7 +17,7 @@ from robboost.store.identity import Identity
 from robboost.store.lock import break_lock, writer_lock
 from robboost.store.screening import CERTIFIED, HOPELESS, KEEP
 
-__all__ = ["BoundStore", "Damage", "Pairs"]
+__all__ = ["BoundStore", "Damage", "Pairs", "ShardBuffer"]
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,15 @@ class BoundStore:
                 " run `robboost bounds` again to compute them"
             )
 
-    def write(self, member: int, shard: int, columns: Rounder, intercepts: Array) -> None:
-        """Writes one shard of one member: first what belongs to the columns, then they."""
-        disk = self.disk
-        disk.write("intercepts", member, shard, intercepts)
-        disk.write("errors", member, shard, columns.errors[: columns.count])
-        if columns.scales is not None:
-            disk.write("scales", member, shard, columns.scales[: columns.count])
-        # A shard without pairs still leaves a file, the mark that it was done.
-        disk.write("slopes", member, shard, columns.values[: max(1, columns.count)])
+    def write(self, member: int, shard: int, block: ShardBuffer) -> None:
+        """Writes one shard of one member: first what belongs to the columns, then they, as the mark that it is done."""
+        # A shard without pairs still leaves its files.
+        count = max(1, block.count)
+        self.disk.write("intercepts", member, shard, block.intercepts[:count])
+        self.disk.write("errors", member, shard, block.errors[:count])
+        if block.scales is not None:
+            self.disk.write("scales", member, shard, block.scales[:count])
+        self.disk.write("slopes", member, shard, block.values[:count])
 
     def pairs(self) -> Pairs:
         """The pairs in the order of the solver."""
@@ -210,26 +210,31 @@ class BoundStore:
         return torch.from_numpy(np.stack(rows))
 
 
-class Rounder:
-    """Collects the columns of one shard in the type of storage."""
+class ShardBuffer:
+    """Collects the pairs of one shard of one member in the type of storage."""
 
     def __init__(self, identity: Identity) -> None:
         size = identity.shard_pairs
         self._identity = identity
         self.values: Array = np.zeros((size, identity.dim), identity.storage)
+        self.intercepts: Array = np.zeros(size)
         self.errors: Array = np.zeros(size)
         self.scales: Array | None = np.zeros(size, np.float32) if identity.storage == "int8" else None
         self.count = 0
 
     def clear(self) -> None:
-        self.values[:] = 0
+        """Forgets what was collected; what lies past `count` is written as zeros, so that the bits do not vary."""
+        for array in (self.values, self.intercepts, self.errors, self.scales):
+            if array is not None:
+                array[:] = 0
         self.count = 0
 
-    def add(self, columns: Tensor) -> None:
-        """Rounds columns [k, d] and appends them."""
+    def add(self, columns: Tensor, intercepts: Tensor) -> None:
+        """Rounds columns [k, d] with intercepts [k], both float64, and appends them."""
         rounded = round_columns(columns, self._identity.storage, norm=self._identity.threat["norm"])
         part = slice(self.count, self.count + len(columns))
         self.values[part] = rounded.values.numpy()
+        self.intercepts[part] = intercepts.numpy()
         self.errors[part] = rounded.errors.numpy()
         if self.scales is not None and rounded.scales is not None:
             self.scales[part] = rounded.scales.numpy()

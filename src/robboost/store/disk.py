@@ -1,7 +1,7 @@
 """The files: a zarr 3 group, written through zarr, its shards read straight from disk.
 
-Any zarr 3 reader opens a store. Ours goes around zarr for the large array only: zarr decodes a warm shard at 2 to 3 GB/s
-where the same bytes, checksums verified, come in at 7 to 8 (benchmarks/scale.py).
+Any zarr 3 reader opens a store. Ours goes around zarr for the large array only: that is several times faster where the
+files are warm, and as fast as the disk where they are not (benchmarks/scale.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Disk:
     """An open store: its zarr group, its identity, and reads of single pieces.
 
     Arrays: slopes [T, P, d] (columns, in shards), intercepts and errors [T, P] float64, scales [T, P] float32 for int8,
-    and verdicts [P] int8 in a screened store (see `screening`). P counts the slots of all pairs; a screened shard holds the
-    pairs that were kept, moved to its front.
+    and verdicts [P] int8 in a screened store (see `screening`). P counts the slots of all pairs; a screened shard holds
+    the pairs that were kept, moved to its front.
     """
 
     def __init__(self, url: str, group: Any, identity: Identity) -> None:
@@ -64,6 +64,7 @@ class Disk:
         import zarr
 
         start = shard * self.identity.shard_pairs
+        self._indices.pop((member, shard), None)
         where = f"{self.url}: writing {name} of member {member}, shard {shard}"
         # Zeros are values here: a piece that is absent must mean that it was never written.
         with guarded(where), zarr.config.set({"array.write_empty_chunks": True}):
@@ -240,7 +241,9 @@ def open_disk(url: str) -> Disk | None:
         try:
             found = group[name].metadata.to_dict()
         except Exception as error:
-            raise StoreError(f"{url}: {name}/zarr.json is missing or damaged ({_line(error)}); fill a new store") from None
+            raise StoreError(
+                f"{url}: {name}/zarr.json is missing or damaged ({_line(error)}); fill a new store"
+            ) from None
         if found != array.metadata.to_dict():
             raise StoreError(f"{url}: {name}/zarr.json does not fit the manifest; fill a new store")
     return Disk(url, group, identity)
@@ -299,7 +302,7 @@ def _runs(offsets: Array) -> Iterator[tuple[int, int]]:
 
 def _read_into(handle: int, buffers: list[Array], offset: int) -> int:
     """Like preadv, but until everything is read or the file ends."""
-    views = [memoryview(b).cast("B") for b in buffers]
+    views = [b.data for b in buffers]
     total = 0
     while views:
         got = os.preadv(handle, views, offset + total)

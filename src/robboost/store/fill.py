@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
 from robboost.observability import event, span
 from robboost.rounding import check_storage
-from robboost.store.bound_store import BoundStore, Rounder
+from robboost.store.bound_store import BoundStore, ShardBuffer
 from robboost.store.identity import Identity, identify, like, with_layout
 from robboost.store.screening import KEEP, Screening
 from robboost.threat import Threat
@@ -87,18 +88,149 @@ def fill_store(
     """
     chosen = settings or FillSettings()
     x, y = examples
-    identity = _planned(identify(pool, x, y, threat, method=chosen.method, precision=chosen.precision), chosen)
-    if processes.rank == 0:
-        store = BoundStore.prepare(url, identity)
-        with store.writing():
+    wanted = _planned(identify(pool, x, y, threat, method=chosen.method, precision=chosen.precision), chosen)
+    with ExitStack() as held:
+        if processes.rank == 0:
+            # The first process lays the store out and holds the lock for all.
+            store = BoundStore.prepare(url, wanted)
+            held.enter_context(store.writing())
             processes.barrier()
-            _fill(store, pool, examples, threat, identity=identity, progress=progress, settings=chosen, processes=processes)
+        else:
             processes.barrier()
-    else:
-        # The first process lays the store out and holds the lock for all.
-        processes.barrier()
-        store = BoundStore.prepare(url, identity)
-        _fill(store, pool, examples, threat, identity=identity, progress=progress, settings=chosen, processes=processes)
+            store = BoundStore.prepare(url, wanted)
+        job = _Job(store, pool, x, y, threat, chosen.screening)
+        _run(job, wanted, progress, processes)
         processes.barrier()
     store.require_complete()
     return store
+
+
+def margin_columns(
+    member: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, method: str, precision: str
+) -> tuple[Tensor, Tensor]:
+    """Bounds of one member as the solver takes them: columns [N (C-1), d] and intercepts [N (C-1)], float64, on CPU.
+
+    The threat set becomes the unit ball: margin >= intercept - ||column||_q, with column = radius * slope and intercept
+    = c + <slope, centre - x> (the box is in both, for l_inf). Slopes and radii are multiplied in float64.
+    """
+    images = like(member, x)
+    with span("bounds"):
+        found = margin_bounds(member, images, y.to(images.device), threat, method, precision=precision)  # type: ignore[arg-type]
+    with span("columns"):
+        slope = found.slope.detach().flatten(2).to("cpu", torch.float64)
+        intercept = found.intercept.detach().to("cpu", torch.float64)
+        points = x.to("cpu", torch.float64)
+        centre, radius = threat.region(points)
+        shift = (centre - points).flatten(1)
+        intercept = intercept + (slope @ shift.unsqueeze(2)).squeeze(2)
+        columns = slope * (radius.flatten(1).unsqueeze(1) if threat.norm == "linf" else radius.view(-1, 1, 1))
+    return columns.flatten(0, 1), intercept.flatten()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What one process fills, and from what."""
+
+    store: BoundStore
+    pool: Sequence[nn.Module]
+    x: Tensor
+    y: Tensor
+    threat: Threat
+    screening: Screening | None
+
+    def tasks(self) -> list[tuple[list[int], int]]:
+        """(members, shard) in order: one member after the other, or all together where a screening judges them."""
+        everyone = list(range(len(self.pool)))
+        groups = [[t] for t in everyone] if self.screening is None else [everyone]
+        return [(group, shard) for group in groups for shard in range(self.store.identity.n_shards)]
+
+    def is_done(self, members: list[int], shard: int) -> bool:
+        return all(self.store.has(t, shard) for t in members)
+
+
+def _run(job: _Job, wanted: Identity, progress: Progress | None, processes: Processes) -> None:
+    store, identity = job.store, job.store.identity
+    mine = job.tasks()[processes.rank :: processes.size]
+    if not all(job.is_done(*task) for task in mine):
+        identity.require_same_versions(wanted, store.url)
+    buffers = [ShardBuffer(identity) for _ in mine[0][0]] if mine else []
+    sizes = [len(members) * _length(store, shard) for members, shard in mine]
+    done = 0
+    for (members, shard), size in zip(mine, sizes, strict=True):
+        if not job.is_done(members, shard):
+            _fill_shard(job, members, shard, buffers)
+            event("shard written", {"members": members, "shard": shard, "pairs": buffers[0].count})
+        done += size
+        if progress is not None:
+            progress(f"bounds ({identity.method})", done, sum(sizes))
+
+
+def _fill_shard(job: _Job, members: list[int], shard: int, buffers: list[ShardBuffer]) -> None:
+    identity = job.store.identity
+    slots = job.store.disk.slots(shard)
+    first, last = slots.start // identity.n_targets, slots.stop // identity.n_targets
+    for buffer in buffers:
+        buffer.clear()
+    verdicts: list[Tensor] = []
+    for start in range(first, last, identity.batch):
+        part = slice(start, min(start + identity.batch, last))
+        columns, intercepts = _batch(job, members, part)
+        kept = torch.ones(columns.shape[1], dtype=torch.bool)
+        if job.screening is not None:
+            with span("screening"):
+                verdicts.append(job.screening.judge(columns, intercepts))
+            kept = verdicts[-1] == KEEP
+        with span("rounding"):
+            for i, buffer in enumerate(buffers):
+                buffer.add(columns[i, kept], intercepts[i, kept])
+    with span("writing"):
+        if job.screening is not None:
+            job.store.disk.write("verdicts", 0, shard, torch.cat(verdicts).to(torch.int8).numpy())
+        for t, buffer in zip(members, buffers, strict=True):
+            job.store.write(t, shard, buffer)
+
+
+def _batch(job: _Job, members: list[int], part: slice) -> tuple[Tensor, Tensor]:
+    """Columns [T, k, d] and intercepts [T, k] of a few examples."""
+    identity = job.store.identity
+    found = [
+        margin_columns(
+            job.pool[t], job.x[part], job.y[part], job.threat, method=identity.method, precision=identity.precision
+        )
+        for t in members
+    ]
+    columns, intercepts = (torch.stack(list(parts)) for parts in zip(*found, strict=True))
+    good = torch.isfinite(columns).all(2) & torch.isfinite(intercepts)
+    if not bool(good.all()):
+        i, pair = (int(v) for v in (~good).nonzero()[0])
+        example, target = part.start + pair // identity.n_targets, pair % identity.n_targets
+        raise StoreError(
+            f"{job.store.url}: the bound of member {members[i]} on example {example}, target {target}, is not a finite"
+            " number; leave this member out of the pool"
+        )
+    return columns, intercepts
+
+
+def _length(store: BoundStore, shard: int) -> int:
+    slots = store.disk.slots(shard)
+    return slots.stop - slots.start
+
+
+def _planned(identity: Identity, settings: FillSettings) -> Identity:
+    """Sizes of shard, piece and batch: pieces of about a megabyte, files of at most 64, within the memory budget."""
+    members = 1 if settings.screening is None else len(identity.members)
+    item = np.dtype(settings.storage).itemsize
+    targets, d = identity.n_targets, identity.dim
+    # One copy is collected, and one more is encoded while it is written.
+    budget = min(settings.shard_bytes, settings.memory // (4 * members))
+    piece, example = min(_CHUNK_BYTES, budget), targets * d * item
+    if example <= piece:
+        chunk = targets * min(piece // example, identity.n_examples)
+    else:
+        chunk = max(k for k in range(1, targets + 1) if targets % k == 0 and (k == 1 or k * d * item <= piece))
+    unit = math.lcm(chunk, targets)
+    shard = unit * max(1, budget // (unit * d * item))
+    shard = min(shard, unit * -(-identity.n_slots // unit))
+    batch = max(1, min(256, settings.memory // (2 * members * targets * d * _TEMPORARY)))
+    screening = "none" if settings.screening is None else settings.screening.name
+    return with_layout(identity, storage=settings.storage, screening=screening, batch=batch, shard=shard, chunk=chunk)

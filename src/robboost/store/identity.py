@@ -87,13 +87,19 @@ class Identity:
         if not isinstance(body, dict):
             raise StoreError(f"{where}: holds no manifest of bounds; expected a folder written by `robboost bounds`")
         if attributes.get("sha256") != _digest(body):
-            raise StoreError(f"{where}: manifest is damaged (its checksum does not fit); delete the store and fill again")
+            raise StoreError(
+                f"{where}: manifest is damaged (its checksum does not fit); delete the store and fill again"
+            )
         if body.get("versions", {}).get("format") != FORMAT:
             found = body.get("versions", {}).get("format")
             raise StoreError(f"{where}: store format {found}; this version reads format {FORMAT}, so fill a new store")
         values = {f.name: body[f.name] for f in fields(cls)}
         return cls(
-            **{**values, "members": tuple(values["members"]), "input_shape": tuple(int(s) for s in values["input_shape"])}
+            **{
+                **values,
+                "members": tuple(values["members"]),
+                "input_shape": tuple(int(s) for s in values["input_shape"]),
+            }
         )
 
     def require(self, wanted: Identity, where: str) -> None:
@@ -161,9 +167,7 @@ def identify(
 
 def with_layout(identity: Identity, *, storage: str, screening: str, batch: int, shard: int, chunk: int) -> Identity:
     """The identity with its storage chosen."""
-    return replace(
-        identity, storage=storage, screening=screening, batch=batch, shard_pairs=shard, chunk_pairs=chunk
-    )
+    return replace(identity, storage=storage, screening=screening, batch=batch, shard_pairs=shard, chunk_pairs=chunk)
 
 
 def hash_member(member: nn.Module) -> str:
