@@ -201,8 +201,7 @@ _REPAIR = "run `robboost bounds --repair` to compute it anew"
 
 def create_disk(url: str, identity: Identity) -> Disk:
     """Lays out an empty store. The manifest is written last: a folder without one holds nothing yet."""
-    import zarr
-
+    zarr = _zarr()
     if _is_local(url) and Path(url).is_dir():
         foreign = sorted(p.name for p in Path(url).iterdir() if p.name not in _OURS)
         if foreign:
@@ -219,8 +218,7 @@ def create_disk(url: str, identity: Identity) -> Disk:
 
 def open_disk(url: str) -> Disk | None:
     """An existing store, its layout checked against its manifest; None where there is nothing yet."""
-    import zarr
-
+    zarr = _zarr()
     if _is_local(url) and not (Path(url) / "zarr.json").exists():
         return None
     try:
@@ -320,6 +318,14 @@ def _is_local(url: str) -> bool:
     if not url:
         raise InputError("store path is empty: expected a folder or a URL such as 's3://bucket/name'")
     return "://" not in url
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise InputError("bound stores need the package zarr; install it with `pip install robboost[store]`") from None
+    return zarr
 
 
 def _line(error: BaseException) -> str:

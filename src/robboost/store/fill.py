@@ -223,7 +223,7 @@ def _planned(identity: Identity, settings: FillSettings) -> Identity:
     targets, d = identity.n_targets, identity.dim
     # One copy is collected, and one more is encoded while it is written.
     budget = min(settings.shard_bytes, settings.memory // (4 * members))
-    piece, example = min(_CHUNK_BYTES, budget), targets * d * item
+    piece, example = min(_CHUNK_BYTES, max(1, budget // 4)), targets * d * item
     if example <= piece:
         chunk = targets * min(piece // example, identity.n_examples)
     else:
