@@ -41,7 +41,7 @@ def test_eps_as_text():
     assert Threat(" 2 / 255 ").eps == 2 / 255
     assert Threat("0.3").eps == 0.3
     assert str(Threat("8/255", clip=(0, 1))) == "linf 8/255 within [0, 1]"
-    assert str(Threat(0.31, "l2")) == "l2 0.31"
+    assert str(Threat(0.2, "l2")) == "l2 0.2"
 
 
 @pytest.mark.parametrize("eps", [-0.1, float("nan"), float("inf"), "1/0", "eight", None, "8/255/2", 8.0])

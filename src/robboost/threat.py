@@ -171,9 +171,9 @@ def _parse_box(clip: tuple[float, float] | list[float]) -> tuple[float, float]:
 
 
 def _readable(eps: float) -> str:
-    """'8/255' for eighths of 8-bit pixels and such, the plain number otherwise."""
-    steps = eps * 255
-    return f"{round(steps)}/255" if steps > 0 and abs(steps - round(steps)) < 1e-9 * 255 else f"{eps:g}"
+    """The plain number where it is short, '8/255' for a whole number of 8-bit steps."""
+    plain, steps = f"{eps:g}", eps * 255
+    return f"{round(steps)}/255" if len(plain) > 5 and abs(steps - round(steps)) < 1e-9 else plain
 
 
 def _per_example(values: Tensor, x: Tensor) -> Tensor:

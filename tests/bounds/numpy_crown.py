@@ -1,7 +1,7 @@
-"""CROWN and Fast-Lin written a second time, on matrices in float64 with NumPy alone: slow, short, and shared with nothing.
+"""CROWN and Fast-Lin written a second time, on matrices in float64 with NumPy alone: slow, short, shared with nothing.
 
-Every layer is turned into a matrix by feeding it the unit vectors, so that convolutions, strides, padding and pooling need no
-rules of their own here. For networks that are a chain of affine layers and ReLUs.
+Every layer is turned into a matrix by feeding it the unit vectors, so that convolutions, strides and padding need no rules
+of their own here. For networks that are a chain of affine layers and ReLUs.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ def chain_of(model: nn.Sequential, input_shape) -> Chain:
 
 def relaxation(lower, upper, method):
     """(lower slope, upper slope, upper intercept) of each ReLU; the lower intercept is 0."""
-    upper_slope = np.where(lower >= 0, 1.0, np.where(upper <= 0, 0.0, upper / np.where(upper > lower, upper - lower, 1)))
+    upper_slope = np.where(
+        lower >= 0, 1.0, np.where(upper <= 0, 0.0, upper / np.where(upper > lower, upper - lower, 1))
+    )
     unstable = (lower < 0) & (upper > 0)
     offset = np.where(unstable, -upper_slope * lower, 0.0)
     if method == "same-slope":
@@ -81,7 +83,7 @@ def interval_step(chain, k, lower, upper):
 
 
 def margins(chain, centre, radius, norm, true_class, method):
-    """Slope at the input, intercept (at the input's zero) and lower bound of each margin; hidden bounds by CROWN alone."""
+    """Slope, intercept (at the input's zero) and lower bound of each margin; hidden bounds by CROWN alone."""
     relaxations = []
     for k in range(len(chain.matrices) - 1):
         eye = np.eye(len(chain.offsets[k]))
