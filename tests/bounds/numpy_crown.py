@@ -1,7 +1,7 @@
 """CROWN and Fast-Lin written a second time, on matrices in float64 with NumPy alone: slow, short, shared with nothing.
 
-Every layer is turned into a matrix by feeding it the unit vectors, so that convolutions, strides and padding need no rules
-of their own here. For networks that are a chain of affine layers and ReLUs.
+Every layer is turned into a matrix by feeding it the unit vectors, so that convolutions, strides and padding need no
+rules of their own here. For networks that are a chain of affine layers and ReLUs.
 """
 
 from dataclasses import dataclass
