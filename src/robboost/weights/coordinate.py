@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import torch
 
 from robboost.errors import UnsupportedOperationError
-from robboost.weights.bundle import Bundle, checked_pass, solution_from
+from robboost.weights.bundle import Bundle
 from robboost.weights.line import Line, minimise_line
+from robboost.weights.optimum import Clock, finish
+from robboost.weights.oracle import checked_pass
 from robboost.weights.problem import WeightProblem
-from robboost.weights.solution import Progress, Solution, SolverSettings, Status
+from robboost.weights.solution import Solution, SolverSettings, Status
 
 __all__ = ["solve_coordinate"]
 
@@ -26,37 +27,28 @@ def solve_coordinate(problem: WeightProblem, settings: SolverSettings) -> Soluti
         raise UnsupportedOperationError(
             f"method 'coordinate' with norm {problem.norm!r}: the paper's step is for linf, so use method 'auto'"
         )
-    began = time.perf_counter()
+    clock = Clock(settings)
     members, device = problem.n_members, problem.device
     generator = torch.Generator().manual_seed(settings.seed)
     a = torch.full((members,), 1.0 / members, dtype=torch.float64, device=device)
     bundle = Bundle(problem)
-    history: list[Progress] = []
-    status: Status = "stalled"
-    passes = 0.0
-    for _ in range(settings.epochs):
-        result = checked_pass(problem, a)
-        bundle.add(a, 0.0, result)
-        passes += 1
-        before = bundle.best_value
-        mixed = _mix(problem, a)
-        passes += 1
+    status: Status | None = None
+    for epoch in range(settings.epochs + 1):
+        bundle.add(a, 0.0, checked_pass(problem, a, threads=settings.threads))
+        clock.passes += 1
+        clock.note(bundle.best_value, 0.0)
+        status = "stalled" if epoch == settings.epochs else clock.expired(reserve=2)
+        if status is not None or members == 1:
+            break
         order = torch.randperm(members, generator=generator) if settings.order == "random" else torch.arange(members)
-        for t in order.tolist() if members > 1 else ():
+        mixed = _mix(problem, a)
+        clock.passes += 1
+        for t in order.tolist():
             a, mixed, reads = _step(problem, a, mixed, t)
-            passes += reads
-        history.append(Progress(passes, time.perf_counter() - began, min(before, _loss(problem, a, mixed)), 0.0))
-        if time.perf_counter() - began > settings.max_seconds:
-            status = "time-limit"
-            break
-        if passes > settings.max_passes:
-            status = "pass-limit"
-            break
-    bundle.add(a, 0.0, checked_pass(problem, a))
+            clock.passes += reads
     bundle.improve_bound()
-    return solution_from(
-        problem, bundle, settings, method="coordinate", status=status, passes=passes + 1, began=began, history=history
-    )
+    clock.note(bundle.best_value, bundle.bound)
+    return finish(problem, bundle, clock, method="coordinate", status=status or "stalled")
 
 
 def _step(
@@ -101,7 +93,3 @@ def _member(problem: WeightProblem, t: int, part: slice | None = None) -> torch.
 
 def _mix(problem: WeightProblem, weights: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.einsum("t,tmd->md", weights, columns) for _, columns in problem.chunks()])
-
-
-def _loss(problem: WeightProblem, a: torch.Tensor, mixed: torch.Tensor) -> float:
-    return float((problem.kappa - a @ problem.intercepts + mixed.abs().sum(1)).clamp(min=0).sum())

@@ -1,17 +1,22 @@
 """One pass over the slopes: the norm of every pair's mixed column, and a dual-feasible minorant of it.
 
-This is the plain PyTorch form, in float64; the compiled kernels compute the same in less time.
+The plain PyTorch form, in float64, is the reference. Where a compiled kernel exists for the device, it takes the place.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
+from robboost.errors import InputError
 from robboost.weights.problem import Norm, WeightProblem
 
-__all__ = ["Pass", "evaluate_columns", "reference_pass"]
+__all__ = ["Pass", "checked_pass", "evaluate_columns", "fast_pass", "reference_pass"]
+
+# Below this many numbers the reference is done before a compiled kernel has started.
+_WORTH_COMPILING = 500_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,3 +60,35 @@ def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float =
     """One pass over a whole problem, in chunks, in float64: the twin that the kernels are checked against."""
     parts = [evaluate_columns(columns, weights, width, problem.norm) for _, columns in problem.chunks()]
     return Pass(norms=torch.cat([p.norms for p in parts]), slopes=torch.cat([p.slopes for p in parts]))
+
+
+def fast_pass(
+    problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, double: bool = False, threads: int = 1
+) -> Pass:
+    """The same by a compiled kernel where one fits (l_inf, contiguous inputs, enough of them).
+
+    Its sums are float32, or float64 with `double`.
+    """
+    slopes = problem.slopes
+    fits = problem.norm == "linf" and (slopes.stride(2) == 1 or problem.dim == 1)
+    if fits and slopes.is_cuda and find_spec("triton"):
+        from robboost.weights.kernel_gpu import gpu_pass
+
+        return gpu_pass(slopes, problem.radius, weights, width, double=double)
+    if fits and slopes.device.type == "cpu" and slopes.numel() >= _WORTH_COMPILING and find_spec("numba"):
+        from robboost.weights.kernel_cpu import cpu_pass
+
+        return cpu_pass(slopes, problem.radius, weights, width, double=double, threads=threads)
+    return reference_pass(problem, weights, width)
+
+
+def checked_pass(
+    problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, double: bool = False, threads: int = 1
+) -> Pass:
+    """`fast_pass`, refusing slopes that are not numbers: any of them makes its pair's norm NaN or infinite."""
+    result = fast_pass(problem, weights, width, double=double, threads=threads)
+    finite = torch.isfinite(result.norms)
+    if not bool(finite.all()):
+        pair = int((~finite).nonzero()[0, 0])
+        raise InputError(f"slopes of pair {pair} hold NaN, infinity or numbers too large: expected finite numbers")
+    return result

@@ -97,6 +97,16 @@ class WeightProblem:
             radius=radius,
         )
 
+    def every(self, step: int) -> WeightProblem:
+        """The problem of every `step`-th pair, as a view: nothing is copied."""
+        radius = self.radius[::step].contiguous() if self.radius.ndim == 2 else self.radius
+        return replace(self, slopes=self.slopes[:, ::step], intercepts=self.intercepts[:, ::step], radius=radius)
+
+    def run(self, part: slice) -> WeightProblem:
+        """The problem of a run of pairs, as a view: nothing is copied."""
+        radius = self.radius[part] if self.radius.ndim == 2 else self.radius
+        return replace(self, slopes=self.slopes[:, part], intercepts=self.intercepts[:, part], radius=radius)
+
     def chunks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Runs over the pairs: a slice, and the columns `radius * slopes` there as float64, [T, m, d]."""
         step = max(1, _CHUNK_BYTES // max(1, 8 * self.n_members * self.dim))

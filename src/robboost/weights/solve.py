@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import torch
 
-from robboost.weights.bundle import Bundle, checked_pass, solution_from
+from robboost.weights.bundle import Bundle
 from robboost.weights.coordinate import solve_coordinate
-from robboost.weights.optimum import solve_auto
+from robboost.weights.optimum import Clock, finish, solve_auto
+from robboost.weights.oracle import checked_pass
 from robboost.weights.problem import Array, WeightProblem, weight_problem
 from robboost.weights.solution import Solution, SolverSettings, check_method
 
@@ -54,10 +55,9 @@ def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSetti
         return solve_auto(problem, limits)
     if chosen == "coordinate":
         return solve_coordinate(problem, limits)
-    began = time.perf_counter()
-    bundle = Bundle(problem)
-    bundle.add(bundle.best, 0.0, checked_pass(problem, bundle.best))
+    clock, bundle = Clock(limits), Bundle(problem)
+    equal = torch.full((problem.n_members,), 1.0 / problem.n_members, dtype=torch.float64, device=problem.device)
+    bundle.add(equal, 0.0, checked_pass(problem, equal, threads=limits.threads))
+    clock.passes += 1
     bundle.improve_bound()
-    return solution_from(
-        problem, bundle, limits, method="uniform", status="not-optimised", passes=1, began=began, history=[]
-    )
+    return finish(problem, bundle, clock, method="uniform", status="not-optimised")

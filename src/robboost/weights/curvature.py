@@ -1,0 +1,79 @@
+"""Curvature of the loss from a sample of pairs, and how wide the minorants may be smoothed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from robboost.weights.master import Vector
+from robboost.weights.problem import WeightProblem
+
+__all__ = ["Curvature", "estimate_curvature"]
+
+# Pairs that are read: for so many rows, within limits, and never more than this share of the pairs that cost something.
+_ROWS, _FEWEST, _MOST, _PART = 200_000, 64, 600, 8
+# Rows near zero from which the curvature of an l_1 norm is read: this share, and at least so many per weight.
+_SHARE, _ROWS_PER_MEMBER = 0.03, 30
+# Of the rows read, the most that may be called near zero.
+_NEAR = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    """An estimate for steps, never for proofs.
+
+    Attributes:
+        matrix: [T, T], second derivative of the norms' sum over the pairs that cost something, averaged over kinks.
+        width: smoothing at which the minorants of all pairs together stay within the loss that was allowed.
+        passes: the share of a pass that was read.
+    """
+
+    matrix: Vector
+    width: float
+    passes: float
+
+
+def estimate_curvature(
+    problem: WeightProblem, weights: torch.Tensor, costs: torch.Tensor, allowed: float
+) -> Curvature | None:
+    """Curvature at `weights` from pairs spread evenly over those with `costs` [n] above zero.
+
+    A sum of very many |u_i| is nearly smooth: its second derivative is the density of rows at u = 0. None where there
+    is nothing to go by: too few rows for a density, or a norm that is a maximum (l_1 threats), which has none.
+    """
+    active = (costs > 0).nonzero()[:, 0]
+    count = min(_MOST, max(_FEWEST, _ROWS // problem.dim), active.numel() // _PART)
+    wanted = max(int(_SHARE * count * problem.dim), _ROWS_PER_MEMBER * problem.n_members)
+    if problem.norm == "l1" or count == 0 or wanted > _NEAR * count * problem.dim:
+        return None
+    index = active[torch.linspace(0, active.numel() - 1, count, device=active.device).round().long()]
+    sample = problem.take_pairs(index)
+    columns = sample.columns(slice(0, count))
+    factor = active.numel() / count
+    passes = count / problem.n_pairs
+    mixed = torch.einsum("t,tmd->md", weights, columns)
+    if problem.norm == "l2":
+        norms = torch.linalg.vector_norm(mixed, dim=1).clamp(min=1e-12 * float(mixed.abs().max()) + 1e-300)
+        scaled = columns / norms.sqrt()[:, None]
+        slopes = torch.einsum("tmd,md->mt", columns, mixed) / (norms**1.5)[:, None]
+        matrix = torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes
+        return Curvature(matrix=(factor * matrix).cpu().numpy(), width=0.0, passes=passes)
+    # Rows without any slope (dead pixels) have no part in the kinks.
+    live = columns.abs().amax(0) > 0
+    size = mixed.abs()[live]
+    rows = columns[:, live]
+    if size.numel() == 0:
+        return None
+    near, order = size.sort()
+    reach = float(near[min(wanted, near.numel()) - 1])
+    if reach <= 0:
+        return None
+    inside = rows[:, order[: min(wanted, near.numel())]]
+    matrix = factor / reach * (inside @ inside.T)
+    # Smoothing at h loses sum over |u| < h of |u| (1 - |u| / h); take the widest h on the sample within its share.
+    ranked = near[:wanted]
+    lost = factor * (ranked.cumsum(0) - (ranked**2).cumsum(0) / ranked.clamp(min=1e-300))
+    fitting = int((lost <= allowed).sum())
+    width = float(ranked[fitting - 1]) if fitting > 0 else 0.0
+    return Curvature(matrix=matrix.cpu().numpy(), width=width, passes=passes)
