@@ -1,138 +1,236 @@
 """The backward pass: linear functions of a node's value, carried to the input as lower bounds.
 
-A row is a vector A; the pass replaces <A, z_k> step by step by <A', z_j> + bias of earlier nodes with
-<A, z_k> >= sum_j <A'_j, z_j> + bias on the whole threat set, until only the input is left (paper, section 3.1).
-At a nonlinear node the positive part of A meets the line below the function, the negative part the line above.
+Everything is counted from the centre of the threat set. With z_k = (value at the centre) + dz_k a linear operation has
+no constant part, and a line that bounds f(z) has the gap that it leaves at the centre: a row keeps
+<A, dz_k> >= sum_j <A'_j, dz_j> + gap on the whole set, until only the input is left (paper, section 3.1). Rounding is
+then relative to deviations and gaps, not to the values themselves.
 """
-
-# ruff: noqa: ARG001, ARG005 - the rules of a table share one signature
+# ruff: noqa: ARG001 - the rules of a table share one signature
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from robboost.bounds.network import Network, Node, window_counts
-from robboost.bounds.relaxations import Lines
+from robboost.bounds.pieces import Piece, Rows, Window, gather_windows
+from robboost.bounds.relaxing import Maps, relaxed
 
 __all__ = ["carry"]
 
+# Beyond this share of a map, full maps are cheaper than windows.
+_DENSE_SHARE = 0.6
+# The transposed convolution of small windows is a product with a fixed matrix up to this many times the arithmetic.
+_MATRIX_WASTE = 6.0
+_MATRIX_ELEMENTS = 2**20
 
-def carry(network: Network, start: int, rows: Tensor, lines: Mapping[int, Lines]) -> tuple[Tensor, Tensor]:
-    """Slope [N, R, *input] and bias [N, R] with <rows, z_start> >= <slope, x'> + bias for every x' of the set.
 
-    rows [N, R, *shape of start]; `lines` holds the relaxation of every nonlinear node before `start`. N may be 1 where
-    no relaxation lies on the way.
+class _Single(NamedTuple):
+    """Rows that each pick one value of a node (its flat number), before a matrix turns them into coefficients."""
+
+    neuron: Tensor
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What stays the same on the way: `both` for rows that want the lower and the upper bound of a neuron."""
+
+    network: Network
+    rows: Rows
+    both: bool
+    dtype: torch.dtype
+
+    def piece(self, node: Node, held: Piece | _Single) -> Piece:
+        """Coefficients of rows that may still be single neurons."""
+        if isinstance(held, Piece):
+            return held
+        if self.rows.position is not None and len(node.shape) == 3:
+            channel = held.neuron // (node.shape[1] * node.shape[2])
+            values = F.one_hot(channel, node.shape[0]).to(self.dtype).view(1, -1, node.shape[0], 1, 1)
+            return Piece(values, Window((1, 1), (0, 0), (node.shape[1], node.shape[2])))
+        size = torch.Size(node.shape).numel()
+        values = torch.zeros((1, len(held.neuron), size), dtype=self.dtype, device=held.neuron.device)
+        values.scatter_(2, held.neuron.view(1, -1, 1), 1.0)
+        return Piece(values.unflatten(2, node.shape))
+
+
+def carry(
+    network: Network, start: int, seed: Tensor, rows: Rows, maps: Mapping[int, Maps], dtype: torch.dtype
+) -> tuple[Piece, Tensor]:
+    """The piece on the input and the losses [S, M], with <row, dz_start> >= <piece, dx> + loss on the whole set.
+
+    `maps` holds the relaxation of every nonlinear node before `start`. A seed of integers [M] names one value of the
+    node for each row: its lower bound comes first, then (S = 2) that of its negative. A seed of coefficients
+    [M, *shape] gives lower bounds alone (S = 1).
     """
-    waiting: dict[int, Tensor] = {start: rows}
-    bias = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
+    both = not seed.is_floating_point()
+    job = _Pass(network, rows, both, dtype)
+    waiting: dict[int, Any] = {start: _Single(seed) if both else Piece(seed.unsqueeze(0), owned=False)}
+    losses = torch.zeros((2 if both else 1, len(rows.example)), dtype=dtype, device=rows.example.device)
     for index in range(start, 0, -1):
         held = waiting.pop(index, None)
         if held is None:
             continue
         node = network.nodes[index]
-        if index in lines:
-            passed, offset = _relaxed(network.nodes[node.inputs[0]], held, lines[index])
-            bias = bias + offset
-            parts = [] if passed is None else [passed]
+        shapes = [network.nodes[source].shape for source in node.inputs]
+        if index in maps:
+            passed, loss = relaxed(node, job.piece(node, held), rows, maps[index], shapes[0], both)
+            losses = losses + loss
+            parts: list[Any] = [] if passed is None else [passed]
+        elif isinstance(held, _Single):
+            parts = _singles(job, node, held, shapes)
         else:
-            bias = bias + _constant_part(node, held)
-            shapes = [network.nodes[source].shape for source in node.inputs]
-            parts = _TRANSPOSED[node.kind](node, held, shapes)
+            parts = _TRANSPOSED[node.kind](job, node, held, shapes)
         for source, part in zip(node.inputs, parts, strict=False):
-            waiting[source] = waiting[source] + part if source in waiting else part
-    slope = waiting.get(0)
-    if slope is None:
-        slope = torch.zeros((*bias.shape, *network.nodes[0].shape), dtype=rows.dtype, device=rows.device)
-    return slope, bias
+            waiting[source] = _sum(job, source, waiting[source], part) if source in waiting else part
+    shape = network.nodes[0].shape
+    last = waiting.get(0)
+    if last is None:
+        last = Piece(losses.new_zeros((1, len(rows.example), *shape)))
+    piece = job.piece(network.nodes[0], last)
+    return (piece.copied() if both else piece), losses
 
 
-def _relaxed(source: Node, rows: Tensor, lines: Lines) -> tuple[Tensor | None, Tensor]:
-    positive, negative = rows.clamp(min=0), rows.clamp(max=0)
-    offset = positive * _row(lines.lower_intercept, rows) + negative * _row(lines.upper_intercept, rows)
-    total = offset.flatten(2).sum(2)
-    if lines.lower_slope is None or lines.upper_slope is None:
-        return None, total
-    passed = positive * _row(lines.lower_slope, rows) + negative * _row(lines.upper_slope, rows)
-    if lines.choice is not None:
-        size = source.shape[-2] * source.shape[-1]
-        index = lines.choice.flatten(2).unsqueeze(1).expand(*rows.shape[:2], -1, -1)
-        empty = torch.zeros((*rows.shape[:3], size), dtype=rows.dtype, device=rows.device)
-        passed = empty.scatter_add(3, index, passed.flatten(3)).reshape(*rows.shape[:2], *source.shape)
-    return passed, total
+def _sum(job: _Pass, source: int, first: Piece | _Single, second: Piece | _Single) -> Piece:
+    node = job.network.nodes[source]
+    return job.piece(node, first).plus(job.piece(node, second), job.rows, node.shape)
 
 
-def _row(value: Tensor, rows: Tensor) -> Tensor:
-    """Maps without a row axis are shared by all rows of an example."""
-    return value.unsqueeze(1) if value.dim() < rows.dim() else value
+def _singles(job: _Pass, node: Node, held: _Single, shapes: list[tuple[int, ...]]) -> list[Any]:
+    """A matrix's rows are the coefficients of its single outputs; additions pass single neurons on."""
+    if node.kind == "add":
+        return [held, held]
+    if node.kind == "linear" and len(node.shape) == 1 and node.weight is not None:
+        return [Piece(node.weight[held.neuron].unsqueeze(0))]
+    plain = node.kind == "conv" and node.attributes["groups"] == 1 and node.attributes["dilation"] == (1, 1)
+    if plain and job.rows.position is not None and node.weight is not None:
+        filters = node.weight[held.neuron // (node.shape[1] * node.shape[2])]
+        start = Window((1, 1), (0, 0), (node.shape[1], node.shape[2]))
+        return [_fitted(job, Piece(filters.unsqueeze(0), _widened(start, node), clean=False), shapes[0])]
+    return _TRANSPOSED[node.kind](job, node, job.piece(node, held), shapes)
 
 
-def _constant_part(node: Node, rows: Tensor) -> Tensor:
-    """<rows, constant part of the node>, [N, R] (or 0)."""
-    zero = rows.new_zeros(())
-    if node.kind in ("linear", "conv"):
-        if node.bias is None:
-            return zero
-        if node.kind == "conv":
-            return rows.sum((3, 4)) @ node.bias
-        return (rows @ node.bias).flatten(2).sum(2) if rows.dim() > 3 else rows @ node.bias
-    if node.kind == "scale" and node.shift is not None:
-        return (rows * node.shift).flatten(2).sum(2)
-    return zero
-
-
-def _linear(node: Node, rows: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    assert node.weight is not None
-    return [rows @ node.weight]
-
-
-def _transposed_conv(rows: Tensor, weight: Tensor, node: Node, groups: int, shape: tuple[int, ...]) -> Tensor:
-    """The transpose of a convolution whose operand has `shape`; rows [N, R, C', H', W']."""
+def _widened(window: Window, node: Node) -> Window:
     a = node.attributes
-    kernel, stride, padding = a["kernel"], a["stride"], a["padding"]
-    dilation = a.get("dilation", (1, 1))
-    sizes = [(rows.shape[3 + i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-    flat = rows.reshape(-1, *rows.shape[2:])
-    full = F.conv_transpose2d(flat, weight, None, stride, 0, 0, groups, dilation)
+    stride = (window.stride[0] * a["stride"][0], window.stride[1] * a["stride"][1])
+    offset = tuple(window.offset[i] * a["stride"][i] - a["padding"][i] for i in (0, 1))
+    return Window(stride, (offset[0], offset[1]), window.extent)
+
+
+def _fitted(job: _Pass, piece: Piece, shape: tuple[int, ...]) -> Piece:
+    """Full maps as soon as windows save little."""
+    if piece.window is None or piece.size[0] * piece.size[1] < _DENSE_SHARE * shape[1] * shape[2]:
+        return piece
+    return piece.dense(job.rows, shape)
+
+
+# Linear operations, transposed ------------------------------------------------------------------------------------
+
+
+def _linear(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
+    assert node.weight is not None
+    return [Piece(piece.values @ node.weight)]
+
+
+def _spread(piece: Piece, node: Node, weight: Tensor, groups: int) -> Tensor:
+    """The transposed convolution without cropping, [S * M, C, h, w]."""
+    stride, dilation = node.attributes["stride"], node.attributes.get("dilation", (1, 1))
+    flat = piece.values.flatten(0, 1)
+    size = [(piece.size[i] - 1) * stride[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1 for i in (0, 1)]
+    inner, outer = flat[0].numel(), weight.shape[1] * groups * size[0] * size[1]
+    waste = size[0] * size[1] / (weight.shape[2] * weight.shape[3])
+    if piece.window is None or waste > _MATRIX_WASTE or inner * outer > _MATRIX_ELEMENTS or len(flat) < inner:
+        return F.conv_transpose2d(flat, weight, None, stride, 0, 0, groups, dilation)
+    basis = torch.eye(inner, dtype=flat.dtype, device=flat.device).view(inner, *flat.shape[1:])
+    matrix = F.conv_transpose2d(basis, weight, None, stride, 0, 0, groups, dilation)
+    return (flat.flatten(1) @ matrix.flatten(1)).view(len(flat), *matrix.shape[1:])
+
+
+def _transposed(job: _Pass, node: Node, piece: Piece, weight: Tensor, groups: int, shape: tuple[int, ...]) -> list[Any]:
+    piece = piece.cleaned(job.rows, node.shape)
+    full = _spread(piece, node, weight, groups)
+    lead = piece.values.shape[:2]
+    if piece.window is not None:
+        grown = Piece(full.unflatten(0, lead), _widened(piece.window, node), clean=False)
+        return [_fitted(job, grown, shape)]
     # Windows may end before the padded operand does (unused pixels) or after it (ceil mode).
-    ends = [padding[i] + shape[1 + i] - sizes[i] for i in (0, 1)]
+    padding = node.attributes["padding"]
+    ends = [padding[i] + shape[1 + i] - full.shape[2 + i] for i in (0, 1)]
     if any(end > 0 for end in ends):
         full = F.pad(full, (0, max(ends[1], 0), 0, max(ends[0], 0)))
     cut = full[:, :, padding[0] : padding[0] + shape[1], padding[1] : padding[1] + shape[2]]
-    return cut.reshape(*rows.shape[:2], *shape)
+    return [Piece(cut.contiguous().unflatten(0, lead))]
 
 
-def _conv(node: Node, rows: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+def _conv(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
     assert node.weight is not None
-    return [_transposed_conv(rows, node.weight, node, node.attributes["groups"], shapes[0])]
+    a = node.attributes
+    if piece.window is None and _exact(node, shapes[0]):
+        flat = F.conv_transpose2d(
+            piece.values.flatten(0, 1), node.weight, None, a["stride"], a["padding"], 0, a["groups"], a["dilation"]
+        )
+        return [Piece(flat.unflatten(0, piece.values.shape[:2]))]
+    return _transposed(job, node, piece, node.weight, a["groups"], shapes[0])
 
 
-def _avgpool(node: Node, rows: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    counts = window_counts(node, (shapes[0][1], shapes[0][2])).to(rows)
-    channels, kernel = shapes[0][0], node.attributes["kernel"]
-    ones = rows.new_ones((channels, 1, *kernel))
-    return [_transposed_conv(rows / counts, ones, node, channels, shapes[0])]
+def _exact(node: Node, shape: tuple[int, ...]) -> bool:
+    """Whether the windows use the padded operand up to its end, so that the transpose has the operand's size."""
+    a = node.attributes
+    return all(
+        (node.shape[1 + i] - 1) * a["stride"][i] + a["dilation"][i] * (a["kernel"][i] - 1) + 1 - 2 * a["padding"][i]
+        == shape[1 + i]
+        for i in (0, 1)
+    )
 
 
-def _scale(node: Node, rows: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    return [rows if node.scale is None else rows * node.scale]
+def _avgpool(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
+    share = 1 / window_counts(node, (shapes[0][1], shapes[0][2])).to(piece.values)
+    if piece.window is not None:
+        share = gather_windows(share.expand(1, 1, -1, -1), piece.window, piece.size, job.rows)
+    channels = shapes[0][0]
+    ones = piece.values.new_ones((channels, 1, *node.attributes["kernel"]))
+    divided = replace(piece, values=piece.values * share, clean=True, owned=True)
+    return _transposed(job, node, divided, ones, channels, shapes[0])
 
 
-def _permute(node: Node, rows: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+def _scale(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
+    scale = node.scale
+    if scale is None:
+        return [piece]
+    if isinstance(scale, Tensor) and piece.window is not None:
+        full = scale.expand(1, *node.shape) if scale.dim() < 4 else scale
+        scale = gather_windows(full, piece.window, piece.size, job.rows)
+    return [replace(piece, values=piece.values * scale, owned=True)]
+
+
+def _add(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
+    shared = replace(piece, owned=False)
+    return [shared, shared]
+
+
+def _reshape(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
+    dense = piece.dense(job.rows, node.shape)
+    return [replace(dense, values=dense.values.reshape(*dense.values.shape[:2], *shapes[0]))]
+
+
+def _permute(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
     order = node.attributes["order"]
+    dense = piece.dense(job.rows, node.shape)
     back = [order.index(axis) + 2 for axis in range(len(order))]
-    return [rows.permute(0, 1, *back)]
+    return [replace(dense, values=dense.values.permute(0, 1, *back).contiguous())]
 
 
-_TRANSPOSED: dict[str, Callable[[Node, Tensor, list[tuple[int, ...]]], list[Tensor]]] = {
+_TRANSPOSED: dict[str, Callable[[_Pass, Node, Piece, list[tuple[int, ...]]], list[Any]]] = {
     "linear": _linear,
     "conv": _conv,
     "avgpool": _avgpool,
     "scale": _scale,
-    "add": lambda node, rows, shapes: [rows, rows],
-    "reshape": lambda node, rows, shapes: [rows.reshape(*rows.shape[:2], *shapes[0])],
+    "add": _add,
+    "reshape": _reshape,
     "permute": _permute,
 }

@@ -19,7 +19,7 @@ from robboost.threat import Threat
 
 __all__ = ["MarginBounds", "Options", "margin_bounds"]
 
-_ROW_ELEMENTS = 2**24
+_ROW_ELEMENTS = 2**21
 Precision = Literal["float32", "float64"]
 
 
@@ -106,8 +106,10 @@ def margin_bounds(
         size = _chunk_size(network)
         for start in range(0, len(x), size):
             part = slice(start, start + size)
-            problem = Problem(network, images[part], threat.region(images[part]), threat.norm, _ROW_ELEMENTS)
-            chunks.append(_one_chunk(problem, y[part], method, options))
+            problem = Problem.of(
+                network, images[part], y[part].long(), threat.region(images[part]), threat.norm, _ROW_ELEMENTS
+            )
+            chunks.append(_one_chunk(problem, method, options))
     bounds = LinearBounds(*(torch.cat(parts) for parts in zip(*(chunk[0] for chunk in chunks), strict=True)))
     winner = None if method != "tightest" else torch.cat([chunk[1] for chunk in chunks if chunk[1] is not None])
     parts = options.parts if method == "tightest" else ()
@@ -119,10 +121,10 @@ def _chunk_size(network: Network) -> int:
     return max(1, _ROW_ELEMENTS // (largest * network.nodes[-1].shape[0]))
 
 
-def _one_chunk(problem: Problem, y: Tensor, method: str, options: Options) -> tuple[LinearBounds, Tensor | None]:
+def _one_chunk(problem: Problem, method: str, options: Options) -> tuple[LinearBounds, Tensor | None]:
     if method != "tightest":
-        return propagate(problem, y, method, options.iterations), None
-    return tightest([propagate(problem, y, part, options.iterations) for part in options.parts])
+        return propagate(problem, method, options.iterations), None
+    return tightest([propagate(problem, part, options.iterations) for part in options.parts])
 
 
 def _check_method(method: str, precision: str, options: Options) -> None:

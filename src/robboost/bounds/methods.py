@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robboost.bounds.engine import LinearBounds, Problem, finish, intermediate, margin_rows
+from robboost.bounds.engine import LinearBounds, Problem, finish, intermediate, maps_for
 from robboost.bounds.intervals import Interval
 from robboost.bounds.relaxations import Lines, tangent_lines
 
@@ -19,25 +20,24 @@ TIGHTEST = ("ibp", "crown-ibp", "same-slope", "crown")
 _STEP = 0.1
 
 
-def propagate(problem: Problem, y: Tensor, method: str, iterations: int) -> LinearBounds:
+def propagate(problem: Problem, method: str, iterations: int) -> LinearBounds:
     """Linear lower bounds of all margins of the chunk by one method other than "tightest"."""
-    network = problem.network
-    rows = margin_rows(y, network.nodes[-1].shape[0], problem.x.dtype)
     if method == "ibp":
-        lines, _ = intermediate(problem, "constant", backward=False)
+        maps, _, _ = intermediate(problem, "constant", backward=False)
     elif method == "crown-ibp":
-        lines, _ = intermediate(problem, "adaptive", backward=False)
+        maps, _, _ = intermediate(problem, "adaptive", backward=False)
     elif method == "same-slope":
-        lines, _ = intermediate(problem, "same-slope", backward=True, intersect=False)
+        maps, _, _ = intermediate(problem, "same-slope", backward=True, intersect=False)
     else:
-        lines, bounds = intermediate(problem, "adaptive", backward=True)
+        maps, lines, bounds = intermediate(problem, "adaptive", backward=True)
         if method == "alpha-crown":
-            lines = _optimised_lines(problem, rows, lines, bounds, iterations)
-    return finish(problem, rows, lines)
+            best = _optimised_lines(problem, lines, bounds, iterations)
+            maps = {index: maps_for(problem, index, line) for index, line in best.items()}
+    return finish(problem, maps)
 
 
 def _optimised_lines(
-    problem: Problem, rows: Tensor, lines: dict[int, Lines], bounds: dict[int, Interval], iterations: int
+    problem: Problem, lines: dict[int, Lines], bounds: dict[int, Interval], iterations: int
 ) -> dict[int, Lines]:
     """Lines with a lower slope for each (example, target, neuron), improved by projected gradient ascent.
 
@@ -46,6 +46,8 @@ def _optimised_lines(
     """
     fixed = {index: _detached(line) for index, line in lines.items()}
     intervals = {index: Interval(*(end.detach() for end in interval)) for index, interval in bounds.items()}
+    targets = problem.network.nodes[-1].shape[0] - 1
+    detached = replace(problem, values=[value.detach() for value in problem.values], network=problem.network.detached())
     variables: dict[tuple[int, str], Tensor] = {}
     for index, line in fixed.items():
         kind = problem.network.nodes[index].kind
@@ -53,7 +55,7 @@ def _optimised_lines(
             start = getattr(line, side)
             if kind == "maxpool" or start is None:
                 continue
-            variables[index, side] = start.unsqueeze(1).repeat(1, rows.shape[1], *[1] * (start.dim() - 1))
+            variables[index, side] = start.unsqueeze(1).repeat(1, targets, *[1] * (start.dim() - 1))
     best = {key: value.clone() for key, value in variables.items()}
     if not variables:
         return lines
@@ -63,7 +65,8 @@ def _optimised_lines(
             value.requires_grad_()
         optimiser = torch.optim.Adam(list(variables.values()), lr=_STEP)
         for _ in range(iterations + 1):
-            lower = finish(problem, rows, _lines_with(problem, fixed, intervals, variables)).lower
+            trial = _lines_with(problem, fixed, intervals, variables)
+            lower = finish(detached, {index: maps_for(detached, index, line) for index, line in trial.items()}).lower
             record, best = _keep_best(record, best, lower.detach(), variables)
             optimiser.zero_grad(set_to_none=True)
             (-lower.sum()).backward(inputs=list(variables.values()))

@@ -62,6 +62,26 @@ class Network:
             nodes.append(Node(operation.kind, operation.inputs, operation.shape, operation.attributes, **constants))
         return _with_flags(_folded(nodes))
 
+    def detached(self) -> Network:
+        """The same numbers without their history."""
+
+        def plain(value: Any) -> Any:
+            return value.detach() if isinstance(value, Tensor) else value
+
+        return Network(
+            tuple(
+                replace(
+                    node,
+                    weight=plain(node.weight),
+                    bias=plain(node.bias),
+                    scale=plain(node.scale),
+                    shift=plain(node.shift),
+                )
+                for node in self.nodes
+            ),
+            self.uses,
+        )
+
     def forward(self, x: Tensor) -> list[Tensor]:
         """The value of every node for the images x [N, ...]."""
         values: list[Tensor] = []
