@@ -25,7 +25,7 @@ Scale = tuple[Tensor, Tensor]
 class Norms:
     """The (scale, shift) of every batch normalisation.
 
-    Empty at first: the first propagation that meets a normalisation takes the statistics of its values (for an interval:
+    Empty at first: the first propagation that meets a normalisation takes the statistics of its values (for intervals:
     of the centres), with gradient, and every later propagation of the step uses the same ones.
     """
 
@@ -110,7 +110,13 @@ def interval_margins(net: Network, weights: Sequence[Tensor], trace: Trace, y: T
 
 
 def linear_margins(
-    net: Network, weights: Sequence[Tensor], trace: Trace, region: tuple[Tensor, Tensor], y: Tensor, norms: Norms, rule: str
+    net: Network,
+    weights: Sequence[Tensor],
+    trace: Trace,
+    region: tuple[Tensor, Tensor],
+    y: Tensor,
+    norms: Norms,
+    rule: str,
 ) -> Tensor:
     """Lower bounds of the margins [N, C-1] by one backward pass over the ReLU intervals of `trace`.
 
@@ -118,7 +124,10 @@ def linear_margins(
     rule "same-slope": lower and upper line have the slope u / (u - l) (Wong and Kolter; the paper's base models).
     """
     rows, shifts = _differences(net, weights)
-    slope, intercept = _backward(net.trunk, weights, rows[y], shifts[y], trace.relus, norms, rule)
+    # A product in place of rows[y]: the gradient of indexing is a sum in an order that changes from run to run.
+    chosen = F.one_hot(y, len(rows)).to(rows.dtype)
+    start = (chosen @ rows.flatten(1)).view(-1, *rows.shape[1:])
+    slope, intercept = _backward(net.trunk, weights, start, chosen @ shifts, trace.relus, norms, rule)
     centre, radius = (part.flatten(1).unsqueeze(2) for part in region)
     flat = slope.flatten(2)
     return intercept + torch.bmm(flat, centre).squeeze(2) - torch.bmm(flat.abs(), radius).squeeze(2)
@@ -127,15 +136,14 @@ def linear_margins(
 def _differences(net: Network, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Rows [C, C-1, hidden] and shifts [C, C-1] of true class minus target, targets in class order."""
     weight, bias = weights[net.head.weight], weights[net.head.bias]
-    classes, hidden = weight.shape
-    others = _others(classes, weight.device)
-    return weight.unsqueeze(1) - weight[others].view(classes, classes - 1, hidden), bias.unsqueeze(1) - bias[others]
+    rows = _without_diagonal(weight.unsqueeze(1) - weight.unsqueeze(0))
+    return rows, _without_diagonal((bias.unsqueeze(1) - bias.unsqueeze(0)).unsqueeze(2)).squeeze(2)
 
 
-def _others(classes: int, device: torch.device) -> Tensor:
-    grid = torch.arange(classes, device=device).expand(classes, classes)
-    first = torch.arange(classes - 1, device=device).expand(classes, classes - 1)
-    return grid[:, :-1] + (first >= torch.arange(classes, device=device).unsqueeze(1)).long()
+def _without_diagonal(square: Tensor) -> Tensor:
+    """[C, C, h] -> [C, C-1, h] without the entries (i, i): views alone, so that the gradient needs no scatter."""
+    classes, _, hidden = square.shape
+    return square.flatten(0, 1)[1:].view(classes - 1, classes + 1, hidden)[:, :-1].reshape(classes, classes - 1, hidden)
 
 
 def _norms(ops: Sequence[Op]) -> list[Norm]:
@@ -242,7 +250,11 @@ def _backward(
                 negative = slope.clamp(max=0)
                 intercept = intercept + torch.bmm(negative.flatten(2), shift.flatten(1).unsqueeze(2)).squeeze(2)
                 # slope+ * low + slope- * up, with one product where both lines have the same slope
-                slope = slope * low.unsqueeze(1) if up is low else slope * low.unsqueeze(1) + negative * (up - low).unsqueeze(1)
+                slope = (
+                    slope * low.unsqueeze(1)
+                    if up is low
+                    else slope * low.unsqueeze(1) + negative * (up - low).unsqueeze(1)
+                )
             case Skip():
                 side = _transposed(op.skip, weights, slope)
                 if op.skip.bias is not None:

@@ -12,8 +12,8 @@ __all__ = ["interval_relu_backward", "interval_relu_forward"]
 _BLOCK = 1024
 
 
-@triton.jit
-def _forward(centre, radius, out_centre, out_radius, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore
+def _forward(centre, radius, out_centre, out_radius, count, block: tl.constexpr):  # type: ignore
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = index < count
     c = tl.load(centre + index, mask=inside, other=0.0)
@@ -24,8 +24,8 @@ def _forward(centre, radius, out_centre, out_radius, count, block: tl.constexpr)
     tl.store(out_radius + index, 0.5 * (upper - lower), mask=inside)
 
 
-@triton.jit
-def _backward(centre, radius, to_centre, to_radius, out_centre, out_radius, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore
+def _backward(centre, radius, to_centre, to_radius, out_centre, out_radius, count, block: tl.constexpr):  # type: ignore
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = index < count
     c = tl.load(centre + index, mask=inside, other=0.0)
@@ -40,11 +40,11 @@ def _backward(centre, radius, to_centre, to_radius, out_centre, out_radius, coun
 
 def interval_relu_forward(centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     """See `kernels.interval_relu`."""
-    centre, radius = _dense(centre), radius
+    centre = _dense(centre)
     radius = _like(radius, centre)
     outputs = torch.empty_like(centre), torch.empty_like(centre)
     count = centre.numel()
-    _forward[(triton.cdiv(count, _BLOCK),)](centre, radius, *outputs, count, block=_BLOCK)
+    _forward[((count + _BLOCK - 1) // _BLOCK,)](centre, radius, *outputs, count, block=_BLOCK)
     return outputs
 
 
@@ -56,7 +56,7 @@ def interval_relu_backward(
     others = [_like(tensor, centre) for tensor in (radius, to_centre, to_radius)]
     outputs = torch.empty_like(centre), torch.empty_like(centre)
     count = centre.numel()
-    _backward[(triton.cdiv(count, _BLOCK),)](centre, *others, *outputs, count, block=_BLOCK)
+    _backward[((count + _BLOCK - 1) // _BLOCK,)](centre, *others, *outputs, count, block=_BLOCK)
     return outputs
 
 

@@ -1,0 +1,87 @@
+"""What a run leaves on disk: members as safetensors, logs as JSON lines, and states to resume from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robboost.errors import CheckpointError
+from robboost.training.config import TrainConfig
+from robboost.training.member import LOG, Member
+
+__all__ = ["history", "load_state", "save_history", "save_member", "save_state"]
+
+
+def save_member(member: Member, folder: Path) -> Path:
+    """NAME.safetensors: the averaged weights in float32, normalisation folded; its metadata says how it was made."""
+    from safetensors.torch import save
+
+    module = member.net.module(member.average, member.final_norms().in_order())
+    metadata = {
+        "structure": member.net.structure,
+        "input_shape": json.dumps(member.net.input_shape),
+        "num_classes": str(member.net.num_classes),
+        "training": json.dumps(member.config.as_dict()),
+    }
+    path = folder / f"{member.config.label}.safetensors"
+    _replace(path, save({name: t.contiguous() for name, t in module.state_dict().items()}, metadata))
+    return path
+
+
+def history(member: Member) -> list[dict[str, float]]:
+    """One entry per finished epoch: mean loss, share robust under the training bound, mean length of the gradient."""
+    done = int(member.step_count.item()) // member.steps_per_epoch
+    rows = (member.log[:done] / member.steps_per_epoch).tolist()
+    table = member.table.cpu()
+    entries = []
+    for epoch, row in enumerate(rows):
+        last = table[(epoch + 1) * member.steps_per_epoch - 1]
+        entries.append(
+            {"epoch": epoch + 1, "eps": last[0].item(), "mixture": last[1].item(), **dict(zip(LOG, row, strict=True))}
+        )
+    return entries
+
+
+def save_history(entries: list[dict[str, float]], config: TrainConfig, folder: Path) -> None:
+    """NAME.log.jsonl: one JSON object per epoch."""
+    text = "".join(json.dumps(entry) + "\n" for entry in entries)
+    _replace(folder / f"{config.label}.log.jsonl", text.encode())
+
+
+def save_state(member: Member, folder: Path) -> None:
+    """NAME.state: everything that a resumed run needs, and the configuration that it belongs to."""
+    path = folder / f"{member.config.label}.state"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    spare = path.with_suffix(".partial")
+    torch.save({"config": member.config.as_dict(), "state": {k: v.cpu() for k, v in member.state().items()}}, spare)
+    os.replace(spare, path)
+
+
+def load_state(config: TrainConfig, folder: Path) -> tuple[TrainConfig, dict[str, Tensor]] | None:
+    """The saved run of this configuration (its epochs may be fewer: a time limit shortens them); None: none there."""
+    path = folder / f"{config.label}.state"
+    if not path.exists():
+        return None
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        known = TrainConfig(**saved["config"])
+        state: dict[str, Tensor] = saved["state"]
+    except Exception as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); delete it to train from the start") from None
+    if known.with_epochs(config.epochs) != config:
+        raise CheckpointError(
+            f"{path}: belongs to another configuration; expected the one that it was started with, or another folder"
+        )
+    return known, state
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    spare = path.with_name(path.name + ".partial")
+    spare.write_bytes(content)
+    os.replace(spare, path)

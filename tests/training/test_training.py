@@ -1,0 +1,196 @@
+"""Runs: every method improves its certificate, resumed runs repeat, masks hold, bad input is refused in one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import robboost as rb
+from robboost.data import Dataset
+from robboost.errors import CheckpointError, DivergedError, InputError
+from robboost.training import Progress, RunOptions, TrainConfig, train, train_pool
+from robboost.training import member as member_module
+from robboost.training.losses import LOSSES, METHODS
+from robboost.training.member import DeviceData, Member
+from robboost.training.network import PixelMask
+
+SMALL = "conv 6 4x4/2, conv 8 4x4/2, fc 32"
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return rb.load_dataset("mnist-small", split="train").take(1200)
+
+
+@pytest.fixture(scope="module")
+def heldout() -> Dataset:
+    return rb.load_dataset("mnist-small", split="heldout").take(200)
+
+
+def config(**entries) -> TrainConfig:
+    base = {"architecture": SMALL, "eps": 0.05, "epochs": 4, "batch": 60, "lr": 3e-3, "warmup": 0.1, "batch_norm": True}
+    return TrainConfig(**{**base, **entries})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tiny_run_of_every_method_improves_its_figures(method: str, data: Dataset, heldout: Dataset) -> None:
+    chosen = config(method=method, mixture=0.5 if method in ("mtl-ibp", "cc-ibp") else 0.9, train_eps=0.06)
+    trained = train(chosen, data, heldout=heldout)
+    assert trained.figures is not None
+    errors = trained.figures.errors()
+    assert len(trained.history) == 4
+    if method in ("natural", "adversarial"):
+        assert errors["clean_error"] < 0.35
+    else:
+        assert errors["verified_error"] < 0.65  # 0.9 for a guess
+    assert errors["clean_error"] <= errors["verified_error"] <= min(errors["ibp_error"], errors["crown_ibp_error"])
+    wrong = (trained.model(heldout.images).argmax(1) != heldout.labels).float().mean().item()
+    assert wrong == pytest.approx(errors["clean_error"], abs=0.011)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(data: Dataset, tmp_path: Path) -> None:
+    chosen = [config(method="mtl-ibp", mixture=0.5, shift=1, average=0.9, epochs=3), config(epochs=2, seed=1)]
+    whole = train_pool(chosen, data)
+
+    class StopError(Exception):
+        pass
+
+    def interrupt(progress: Progress) -> None:
+        if progress.epoch == 1 and progress.member == chosen[1].label:
+            raise StopError
+
+    options = RunOptions(out=tmp_path, report_seconds=0)
+    with pytest.raises(StopError):
+        train_pool(chosen, data, options=options, progress=interrupt)
+    seen: list[Progress] = []
+    resumed = train_pool(chosen, data, options=options, progress=seen.append)
+    assert min(p.epoch for p in seen) == 2
+    for one, two in zip(whole, resumed, strict=True):
+        assert one.history == two.history
+        for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_seed_repeats_a_run_and_another_does_not(data: Dataset) -> None:
+    small = data.take(300)
+    first, again, other = (train(config(epochs=1, seed=seed), small) for seed in (3, 3, 4))
+    weights = [torch.cat([p.flatten() for p in run.model.parameters()]) for run in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2])
+
+
+def test_a_pool_trains_each_member_as_if_alone(data: Dataset) -> None:
+    small = data.take(300)
+    configs = [
+        config(epochs=1),
+        config(epochs=2, seed=1, batch=100, shift=2, flip=True),
+        config(epochs=1, l1=1e-4, seed=2),
+    ]
+    together = train_pool(configs, small)
+    for chosen, trained in zip(configs, together, strict=True):
+        alone = train(chosen, small)
+        for a, b in zip(alone.model.parameters(), trained.model.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_files_of_a_run(data: Dataset, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    chosen = config(epochs=2, name="one", pool="p")
+    trained = train(chosen, data.take(300), options=RunOptions(out=tmp_path))
+    entries = [json.loads(line) for line in (tmp_path / "p/one.log.jsonl").read_text().splitlines()]
+    assert entries == trained.history
+    assert [entry["epoch"] for entry in entries] == [1, 2]
+    assert entries[-1]["eps"] == pytest.approx(0.05)
+    with safe_open(tmp_path / "p/one.safetensors", "pt") as file:
+        metadata = file.metadata()
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert TrainConfig(**json.loads(metadata["training"])) == chosen
+    for name, tensor in trained.model.state_dict().items():
+        assert torch.equal(saved[name], tensor)
+
+
+def test_a_pixel_mask_is_inside_the_network(data: Dataset) -> None:
+    trained = train(config(epochs=1, pixel_share=0.8, batch_norm=False), data.take(300))
+    assert isinstance(trained.model[0], PixelMask)
+    mask = trained.model[0].mask
+    assert mask.shape == (1, 1, 28, 28)
+    assert mask.sum().item() == round(0.8 * 784)
+    x = data.images[:5]
+    unseen = torch.where(mask == 0, torch.rand_like(x), x)
+    assert torch.equal(trained.model(x), trained.model(unseen))
+
+
+def test_augmentation_moves_and_mirrors_whole_images(data: Dataset) -> None:
+    shared = DeviceData.of(data.images[:100], data.labels[:100], pad=3, classes=10, device=torch.device("cpu"))
+    member = Member(config(batch=100, shift=2, flip=True), shared)
+    member.begin_epoch(0)
+    order, moves = member.order[0], member.moves[0]
+    x = member._images(order, torch.zeros(1, dtype=torch.int64)).permute(0, 3, 1, 2)
+    for image, source, (down, right, mirrored) in zip(x, order, moves.tolist(), strict=True):
+        padded = torch.nn.functional.pad(data.images[source], (2, 2, 2, 2))
+        expected = padded[:, down : down + 28, right : right + 28]
+        assert torch.equal(image, expected.flip(2) if mirrored else expected)
+    assert {0, 4} <= set(moves[:, 0].tolist())
+    assert set(moves[:, 2].tolist()) == {0, 1}
+
+
+def test_the_first_step_of_adam_is_pytorchs(data: Dataset) -> None:
+    chosen = config(method="natural", batch_norm=False, clip_norm=0.5, l1=1e-3, epochs=1)
+    shared = DeviceData.of(data.images, data.labels, pad=0, classes=10, device=torch.device("cpu"))
+    member = Member(chosen, shared)
+    module = member.net.module(member.flat.detach())
+    optimizer = torch.optim.Adam(module.parameters(), lr=chosen.lr)
+    member.begin_epoch(0)
+    for step in range(3):
+        batch = member.order[step]
+        loss = torch.nn.functional.cross_entropy(module(data.images[batch]), data.labels[batch])
+        l1 = sum(p.abs().sum() for p in module.parameters() if p.dim() > 1)
+        optimizer.zero_grad()
+        (loss + chosen.l1 * l1).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+        member.step()
+        assert torch.allclose(member.net.flat_of(module), member.flat.detach(), atol=2e-6)
+
+
+def test_a_diverging_run_is_stopped_and_said(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    natural = LOSSES["natural"]
+
+    def explodes(situation):
+        loss, margins = natural(situation)
+        return loss * torch.where(situation.batch.eps > 0.02, torch.inf, 1.0), margins
+
+    monkeypatch.setitem(member_module.LOSSES, "natural", explodes)
+    with pytest.raises(DivergedError, match=r"the loss was not finite in epoch 3; expected"):
+        train(config(method="natural", warmup=0.25), data.take(300))
+    steady, lost = train_pool([config(), config(method="natural", seed=1)], data.take(300))
+    assert not steady.diverged
+    assert len(steady.history) == 4
+    assert lost.diverged
+
+
+def test_a_time_limit_cuts_the_epochs(data: Dataset) -> None:
+    trained = train(config(epochs=2000), data.take(300), options=RunOptions(minutes=0.03))
+    assert 1 <= len(trained.history) <= trained.config.epochs < 2000
+    assert trained.history[0]["eps"] < 0.05
+
+
+def test_bad_input_is_refused(data: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one configuration"):
+        train_pool([], data)
+    with pytest.raises(InputError, match="different names"):
+        train_pool([config(), config()], data)
+    with pytest.raises(InputError, match="batch=60: larger than the 50"):
+        train(config(), data.take(50))
+    with pytest.raises(InputError, match="does not fit images"):
+        train(config(architecture="conv 4 4x4/4, conv 4 4x4/4, conv 4 4x4/4"), data)
+    train(config(epochs=1), data.take(300), options=RunOptions(out=tmp_path))
+    other = dataclasses.replace(config(epochs=1), lr=1e-4)
+    with pytest.raises(CheckpointError, match="another configuration"):
+        train(other, data.take(300), options=RunOptions(out=tmp_path))
+    next(tmp_path.glob("*.state")).write_bytes(b"no state")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        train(config(epochs=1), data.take(300), options=RunOptions(out=tmp_path))
