@@ -19,6 +19,7 @@ from robboost.models.description import describe, network_from
 from robboost.models.ensemble import Ensemble
 from robboost.models.files import existing_file, parse_json, safetensors_metadata, write_atomically
 from robboost.models.layouts import network_for
+from robboost.models.onnx_import import load_onnx
 from robboost.models.state_dicts import State, check_finite, read_state_dicts, widened
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "save_model",
 ]
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".pt2")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".onnx", ".pt2")
 _FORMAT = 1
 _KEY = "robboost"  # of the JSON text in a safetensors file's metadata
 _MAX_ACTIVATION = 2**28  # numbers that one layer may give for one example
@@ -124,6 +125,8 @@ def load_checkpoints(
     given = None if input_shape is None else tuple(int(side) for side in input_shape)
     if suffix == ".pt2":
         return [Checkpoint(_load_exported(file, allow_pickle), given, num_classes)]
+    if suffix == ".onnx":
+        return [Checkpoint(*load_onnx(file, input_shape=given))]
     if suffix == ".safetensors":
         metadata = safetensors_metadata(file)
         if _KEY in metadata:

@@ -15,6 +15,7 @@ from torch import nn
 from robboost.errors import CheckpointError, UnsupportedOperationError
 from robboost.models.architectures import Residual
 from robboost.models.layers import Normalize, PixelMask
+from robboost.models.wiring import Step, WiredNetwork
 
 __all__ = ["describe", "network_from"]
 
@@ -58,9 +59,16 @@ def describe(model: nn.Module) -> dict[str, Any]:
         return {"type": "Normalize", "channels": len(model.mean), "axes": model.mean.dim() - 1}
     if isinstance(model, PixelMask):
         return {"type": "PixelMask", "shape": list(model.mask.shape)}
+    if isinstance(model, WiredNetwork):
+        return {
+            "type": "WiredNetwork",
+            "steps": [[step.operation, step.inputs, step.output, step.setting] for step in model.steps],
+            "layers": {name: describe(layer) for name, layer in model.layers.items()},
+            "constants": {name: list(value.shape) for name, value in model.constants.named_buffers()},
+        }
     raise UnsupportedOperationError(
         f"a layer of type {kind.__name__} cannot be saved as layers; expected a Sequential of standard layers"
-        " (export the network as ONNX instead)"
+        " (export_onnx, then load_model, makes one of any network that has bounds)"
     )
 
 
@@ -145,9 +153,27 @@ def _pixel_mask(description: Mapping[str, Any], _depth: int, _count: list[int]) 
     return layer
 
 
+def _wired(description: Mapping[str, Any], depth: int, count: list[int]) -> nn.Module:
+    layers = {name: _build(layer, depth, count) for name, layer in description["layers"].items()}
+    constants = {
+        name: torch.empty(_checked("shape", shape) if shape else (), device="meta")
+        for name, shape in description["constants"].items()
+    }
+    if len(description["steps"]) > _MAX_LAYERS or len(constants) > _MAX_LAYERS:
+        raise CheckpointError(f"a WiredNetwork of {len(description['steps'])} steps, expected at most {_MAX_LAYERS}")
+    steps = []
+    for operation, inputs, output, setting in description["steps"]:
+        names = (operation, output, *inputs)
+        if not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"step {names} of a WiredNetwork, expected texts")
+        steps.append(Step(operation, tuple(inputs), output, _checked("setting", setting) if setting else ()))
+    return WiredNetwork(steps, layers, constants)
+
+
 _CONTAINERS: dict[str, Callable[[Mapping[str, Any], int, list[int]], nn.Module]] = {
     "Sequential": _sequential,
     "Residual": _residual,
     "Normalize": _normalize,
     "PixelMask": _pixel_mask,
+    "WiredNetwork": _wired,
 }
