@@ -91,15 +91,16 @@ class BoundStore:
         """Removes the lock that a killed writer left in an object store."""
         break_lock(self.disk)
 
-    def has(self, member: int, shard: int) -> bool:
-        """Whether this shard is complete. Its columns are written last."""
-        return self.disk.has("slopes", member, shard)
+    def complete(self) -> set[tuple[int, int]]:
+        """(member, shard) of everything that is there."""
+        return self.disk.complete()
 
     def missing(self) -> list[tuple[int, int]]:
         """(member, shard) of everything that is still to be computed."""
         identity = self.identity
+        complete = self.complete()
         everything = ((t, s) for t in range(len(identity.members)) for s in range(identity.n_shards))
-        return [piece for piece in everything if not self.has(*piece)]
+        return [piece for piece in everything if piece not in complete]
 
     def require_complete(self) -> None:
         """Refuses a store that a fill has not finished."""
@@ -113,7 +114,7 @@ class BoundStore:
             )
 
     def write(self, member: int, shard: int, block: ShardBuffer) -> None:
-        """Writes one shard of one member: first what belongs to the columns, then they, as the mark that it is done."""
+        """Writes one shard of one member: first what belongs to the columns, then they."""
         # A shard without pairs still leaves its files.
         count = max(1, block.count)
         self.disk.write("intercepts", member, shard, block.intercepts[:count])

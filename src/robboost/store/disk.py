@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,26 @@ class Disk:
         """Whether this piece was written. Files appear by renaming, so what is there is whole."""
         key = self._key(name, member, shard)
         return (self.folder / key).is_file() if self.folder else self.run(self.group.store.exists(key))
+
+    def complete(self) -> set[tuple[int, int]]:
+        """(member, shard) of which every file is there, from one listing of the store."""
+        names = ["slopes", "intercepts", "errors"] + ["scales"] * (self.identity.storage == "int8")
+        found = self._listing()
+        shards: Sequence[int] = range(self.identity.n_shards)
+        if self.identity.screening != "none":
+            shards = [s for s in shards if self._key("verdicts", 0, s) in found]
+        members = range(len(self.identity.members))
+        return {(t, s) for t in members for s in shards if all(self._key(name, t, s) in found for name in names)}
+
+    def _listing(self) -> set[str]:
+        if self.folder:
+            paths = (Path(base, file) for base, _, files in os.walk(self.folder) for file in files)
+            return {path.relative_to(self.folder).as_posix() for path in paths}
+
+        async def collect() -> set[str]:
+            return {key async for key in self.group.store.list()}
+
+        return set(self.run(collect()))
 
     def write(self, name: str, member: int, shard: int, values: Array) -> None:
         """Writes the first len(values) pairs of one shard, replacing what was there."""

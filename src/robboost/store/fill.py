@@ -144,20 +144,19 @@ class _Job:
         groups = [[t] for t in everyone] if self.screening is None else [everyone]
         return [(group, shard) for group in groups for shard in range(self.store.identity.n_shards)]
 
-    def is_done(self, members: list[int], shard: int) -> bool:
-        return all(self.store.has(t, shard) for t in members)
-
 
 def _run(job: _Job, wanted: Identity, progress: Progress | None, processes: Processes) -> None:
     store, identity = job.store, job.store.identity
     mine = job.tasks()[processes.rank :: processes.size]
-    if not all(job.is_done(*task) for task in mine):
+    complete = store.complete()
+    todo = [any((t, shard) not in complete for t in members) for members, shard in mine]
+    if any(todo):
         identity.require_same_versions(wanted, store.url)
     buffers = [ShardBuffer(identity) for _ in mine[0][0]] if mine else []
     sizes = [len(members) * _length(store, shard) for members, shard in mine]
     done = 0
-    for (members, shard), size in zip(mine, sizes, strict=True):
-        if not job.is_done(members, shard):
+    for (members, shard), size, missing in zip(mine, sizes, todo, strict=True):
+        if missing:
             _fill_shard(job, members, shard, buffers)
             event("shard written", {"members": members, "shard": shard, "pairs": buffers[0].count})
         done += size
