@@ -21,7 +21,7 @@ from robboost.weights.verify import DualPoint
 __all__ = ["Bundle", "Cut"]
 
 # Pieces that the interior-point method is given, and blocks of folded pairs that may choose among passes together.
-_PIECES, _BLOCKS = 6000, 32
+_PIECES, _BLOCKS = 3000, 32
 # Numbers held in cuts before the oldest pass is let go.
 _HELD = 60_000_000
 _ROUNDS = 4

@@ -141,10 +141,11 @@ class _System:
     @classmethod
     def at(cls, model: _Model, point: _Point) -> _System | None:
         pieces = point.mu / point.slack
-        crossed = np.einsum("gk,gkt->gt", pieces, model.slopes)
+        weighted = model.flat * pieces.reshape(-1, 1)
+        crossed = weighted.reshape(model.slopes.shape).sum(axis=1) if pieces.shape[1] > 1 else weighted
         weight = pieces.sum(axis=1) + point.eta / point.top
-        hessian = model.quad + model.flat.T @ (model.flat * pieces.reshape(-1, 1)) + np.diag(point.z / point.a)
-        hessian -= (crossed / weight[:, None]).T @ crossed
+        hessian = model.quad + model.flat.T @ weighted - (crossed / weight[:, None]).T @ crossed
+        hessian[np.diag_indices_from(hessian)] += point.z / point.a
         diagonal = np.diagonal(hessian)
         if not (np.isfinite(hessian).all() and (diagonal > 0).all()):
             return None
