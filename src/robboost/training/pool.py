@@ -23,6 +23,7 @@ from robboost.training.config import TrainConfig
 from robboost.training.evaluation import QuickFigures, quick_figures
 from robboost.training.member import DeviceData, Member
 from robboost.training.precision import fast_training
+from robboost.training.turns import Turns
 
 __all__ = ["Progress", "RunOptions", "Trained", "train", "train_pool"]
 
@@ -65,7 +66,7 @@ class Progress:
 class Trained:
     """A finished member: the network (normalisation folded, averaged weights), its log and its quick figures.
 
-    `figures` is None without held-out images; `diverged` says that the member was given up at its last finite state.
+    `figures` is None without held-out images; `diverged` says that the member was given up: its network is of no use.
     """
 
     config: TrainConfig
@@ -142,19 +143,10 @@ class _Run:
         self.diverged: set[str] = set()
         self.start = time.monotonic()
         self.last_report = self.start
-        self.device = members[0].flat.device
-        self.on_gpu = self.device.type == "cuda"
-        count = min(options.streams, len(members)) if self.on_gpu else 0
-        self.streams = [torch.cuda.Stream(self.device) for _ in range(count)]
-        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def go(self) -> None:
         resumed = self._resume()
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
-            if self.options.capture:
-                for member in self.members:
-                    self._record(member)
+        self.turns = Turns(self.members, streams=self.options.streams, capture=self.options.capture)
         if self.options.minutes is not None:
             self._fit_into_time(resumed)
         self.rate_start, self.rate_done = time.monotonic(), sum(self._done(m) for m in self.members)
@@ -204,49 +196,15 @@ class _Run:
         """One epoch of every member that has not diverged; members with fewer steps take their turns evenly."""
         members = [m for m in members if m.config.label not in self.diverged]
         for member in members:
-            with self._stream(member):
-                member.begin_epoch(epoch)
+            self.turns.begin_epoch(member, epoch)
         longest = max((m.steps_per_epoch for m in members), default=0)
         for turn in range(longest):
             for member in members:
                 if (turn + 1) * member.steps_per_epoch // longest > turn * member.steps_per_epoch // longest:
-                    self._step(member)
+                    self.turns.step(member)
+        self.turns.end_epoch()
         for member in members:
             self.finished[member.config.label] = epoch + 1
-        if not self.on_gpu:
-            self._drop_diverged()
-
-    def _step(self, member: Member) -> None:
-        with self._stream(member):
-            graph = self.graphs.get(member.config.label)
-            if graph is None:
-                member.step()
-            else:
-                graph.replay()
-
-    def _stream(self, member: Member) -> torch.cuda.StreamContext:
-        # A member always works on the stream on which it was recorded: libraries keep a workspace for each stream, and
-        # two graphs recorded on one stream but replayed side by side would write over each other's.
-        position = self.members.index(member)
-        return torch.cuda.stream(self.streams[position % len(self.streams)] if self.streams else None)
-
-    def _record(self, member: Member) -> None:
-        """Records the step after a few real ones (libraries set themselves up in those), which are then undone."""
-        before = {name: tensor.clone() for name, tensor in member.state().items()}
-        with self._stream(member):
-            member.begin_epoch(0)
-            for _ in range(3):
-                member.step()
-        torch.cuda.synchronize(self.device)
-        member.restore(before)
-        graph = torch.cuda.CUDAGraph()
-        stream = self.streams[self.members.index(member) % len(self.streams)]
-        with torch.cuda.graph(graph, stream=stream):
-            member.step()
-        torch.cuda.synchronize(self.device)
-        member.restore(before)
-        self.graphs[member.config.label] = graph
-        torch.cuda.synchronize(self.device)
 
     def _fit_into_time(self, resumed: list[Member]) -> None:
         """Cuts the epochs of members that start now to what fits, after timing a few turns (which are undone)."""
@@ -254,22 +212,21 @@ class _Run:
         turns = 20
         before = [{name: tensor.clone() for name, tensor in m.state().items()} for m in self.members]
         for member in self.members:
-            with self._stream(member):
-                member.begin_epoch(0)
-                member.step_count.zero_()
+            self.turns.begin_epoch(member, 0)
+            member.step_count.zero_()
         started = 0.0
         turns = min(turns, *(m.steps_per_epoch for m in self.members))
         for turn in range(-2, turns):
             if turn == 0:
-                self._synchronize()
+                self.turns.synchronize()
                 started = time.monotonic()
             for member in self.members:
-                self._step(member)
-        self._synchronize()
+                self.turns.step(member)
+        self.turns.synchronize()
         turn_seconds = (time.monotonic() - started) / turns
         for member, state in zip(self.members, before, strict=True):
             member.restore(state)
-        self._synchronize()
+        self.turns.synchronize()
         left = self.options.minutes * 60 - (time.monotonic() - self.start)
         epoch_seconds = turn_seconds * max(m.steps_per_epoch for m in self.members)
         # Reports, files and figures take their share.
@@ -278,17 +235,13 @@ class _Run:
             if member not in resumed:
                 member.shorten(max(1, min(epochs, member.config.epochs)))
 
-    def _synchronize(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
-
     def _out_of_time(self) -> bool:
         limit = self.options.minutes
         return limit is not None and time.monotonic() - self.start > limit * 60
 
     def _report(self) -> None:
         """Reads the log (the only wait of the loop), drops diverged members, writes files, tells the callback."""
-        self._synchronize()
+        self.turns.synchronize()
         self.last_report = time.monotonic()
         self._drop_diverged()
         done = sum(self.finished.values()) - self.rate_done

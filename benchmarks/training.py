@@ -1,0 +1,204 @@
+"""Seconds an epoch for a pool of interval-trained members, against a plain PyTorch loop in the same run.
+
+    python benchmarks/training.py [--device cuda] [--images 55000] [--profile]
+
+The images are random: time does not depend on them. The plain loop is what one writes first: a module, lower and upper
+bounds, autograd, `torch.optim.Adam`, one member after another, everything on the device. On a GPU the run first checks
+that recorded and plain steps, and GPU kernels and their formulas, agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from robboost.models.architectures import PAPER_MNIST, Residual, build
+from robboost.training import TrainConfig
+from robboost.training.kernels import interval_relu
+from robboost.training.member import DeviceData, Member
+from robboost.training.precision import fast_training
+from robboost.training.turns import Turns
+
+DEEP = "conv 32 3x3/1, conv 32 4x4/2, conv 64 3x3/1, conv 64 4x4/2, conv 64 3x3/1, conv 64 4x4/2, fc 256"
+STRIDED = "conv 32 4x4/2, conv 64 3x3/1, conv 64 4x4/2, conv 64 3x3/1, conv 64 4x4/2, fc 256"
+
+
+def plain_bounds(layers: nn.Sequential, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            centre, radius = (lower + upper) / 2, (upper - lower) / 2
+            middle = layer(centre)
+            if isinstance(layer, nn.Conv2d):
+                width = F.conv2d(radius, layer.weight.abs(), stride=layer.stride, padding=layer.padding)
+            else:
+                width = F.linear(radius, layer.weight.abs())
+            lower, upper = middle - width, middle + width
+        elif isinstance(layer, Residual):
+            inner = plain_bounds(layer.body, lower, upper)
+            side = plain_bounds(nn.Sequential(layer.skip), lower, upper)
+            lower, upper = torch.relu(inner[0] + side[0]), torch.relu(inner[1] + side[1])
+        else:
+            lower, upper = layer(lower), layer(upper)
+    return lower, upper
+
+
+def plain_epoch_seconds(structure: str, data: DeviceData, batch: int, steps: int) -> float:
+    """An epoch of the plain loop, from `steps` timed steps."""
+    device = data.images.device
+    model = build(structure, data.input_shape, seed=0).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    images = data.images.permute(0, 3, 1, 2).contiguous()
+    order = torch.randperm(len(images), device=device)
+    seconds = 0.0
+    for step in range(steps + 3):
+        if step == 3:
+            synchronize(device)
+            seconds = -time.perf_counter()
+        chosen = order[(step * batch) % (len(images) - batch) :][:batch]
+        x, y = images[chosen], data.labels[chosen]
+        lower, upper = plain_bounds(model, (x - 0.1).clamp(min=0), (x + 0.1).clamp(max=1))
+        worst = torch.where(F.one_hot(y, 10).bool(), lower, upper)
+        loss = F.cross_entropy(worst, y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10)
+        optimizer.step()
+    synchronize(device)
+    return (seconds + time.perf_counter()) / steps * (len(images) // batch)
+
+
+def pool_epoch_seconds(configs: list[TrainConfig], data: DeviceData, streams: int, steps: int) -> float:
+    """An epoch of the pool, from `steps` timed turns of every member."""
+    members = [Member(config, data) for config in configs]
+    turns = Turns(members, streams=streams, capture=True)
+    for member in members:
+        turns.begin_epoch(member, 0)
+    seconds = 0.0
+    for step in range(steps + 3):
+        if step == 3:
+            turns.synchronize()
+            seconds = -time.perf_counter()
+        for member in members:
+            turns.step(member)
+    turns.synchronize()
+    return (seconds + time.perf_counter()) / steps * members[0].steps_per_epoch
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def check_kernels(device: torch.device) -> None:
+    """The interval ReLU on the device against its formula in float64, values and gradients."""
+    torch.manual_seed(0)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        c, r = torch.randn(7, 5, 9, 11), torch.rand(7, 5, 9, 11)
+        weights = torch.randn(2, 7, 5, 9, 11)
+        results = []
+        for kind, where in ((torch.float32, device), (torch.float64, torch.device("cpu"))):
+            inputs = [t.to(where, kind).contiguous(memory_format=layout).requires_grad_(True) for t in (c, r)]
+            outputs = interval_relu(*inputs)
+            total = sum((o * w.to(where, kind)).sum() for o, w in zip(outputs, weights, strict=True))
+            gradients = torch.autograd.grad(total, inputs)
+            results.append([t.detach().cpu().double() for t in (*outputs, *gradients)])
+        gap = max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
+        print(f"interval ReLU, {layout}: largest difference to float64 {gap:.1e}")
+        if gap > 1e-5:
+            raise SystemExit("the kernel is wrong")
+
+
+def check_recording(data: DeviceData) -> None:
+    """Thirty recorded steps against thirty plain ones, members side by side."""
+    configs = [
+        TrainConfig("K", train_eps=0.1, batch_norm=True, warmup=0, ramp=0.1, epochs=1, clip_norm=1, average=0.9),
+        TrainConfig("A", method="mtl-ibp", mixture=0.5, shift=1, warmup=0, ramp=0.1, epochs=1, batch_norm=True),
+        TrainConfig("A", method="crown-ibp", mixture=0.5, warmup=0, ramp=0.1, epochs=1),
+        TrainConfig("B", method="sabr", attack_steps=2, warmup=0, ramp=0.1, epochs=1, seed=3),
+    ]
+    flats = []
+    for capture in (False, True):
+        members = [Member(config, data) for config in configs]
+        turns = Turns(members, streams=3, capture=capture)
+        for member in members:
+            turns.begin_epoch(member, 0)
+        for _ in range(30):
+            for member in members:
+                turns.step(member)
+        turns.synchronize()
+        flats.append([torch.cat([m.flat.detach(), m.average, m.log[0]]) for m in members])
+    for config, plain, recorded in zip(configs, *flats, strict=True):
+        gap = float((plain - recorded).abs().max())
+        print(f"recorded against plain steps, {config.label}: largest difference {gap:.1e}")
+        if not gap < 1e-3:
+            raise SystemExit("recorded steps are wrong")
+
+
+def profile(config: TrainConfig, data: DeviceData) -> None:
+    """The kernels of ten plain steps, longest first."""
+    member = Member(config, data)
+    turns = Turns([member], streams=1, capture=False)
+    turns.begin_epoch(member, 0)
+    for _ in range(3):
+        turns.step(member)
+    turns.synchronize()
+    with torch.profiler.profile() as result:
+        for _ in range(10):
+            turns.step(member)
+        turns.synchronize()
+    events = [e for e in result.key_averages() if str(e.device_type).endswith("CUDA")]
+    events.sort(key=lambda e: -e.self_device_time_total)
+    total, count = sum(e.self_device_time_total for e in events) / 10, sum(e.count for e in events) / 10
+    print(f"profile of {config.architecture}: {total:.0f} us and {count:.0f} kernels a step")
+    for event in events[:22]:
+        print(f"  {event.self_device_time_total / 10:7.1f} us {event.count / 10:5.1f}x  {event.key[:110]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=55_000)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    images, labels = torch.rand(options.images, 1, 28, 28), torch.randint(10, (options.images,))
+    data = DeviceData.of(images, labels, pad=1, classes=10, device=device)
+    bare = DeviceData.of(images, labels, pad=0, classes=10, device=device)
+    with fast_training():
+        if device.type == "cuda":
+            check_kernels(device)
+            check_recording(data)
+        pools = {
+            "paper A-L": ([*PAPER_MNIST], False),
+            "paper A-L, batch norm": ([*PAPER_MNIST], True),
+            "7 deep, batch norm": ([DEEP] * 7, True),
+            "7 deep": ([DEEP] * 7, False),
+            "7 strided, batch norm": ([STRIDED] * 7, True),
+        }
+        for name, (structures, batch_norm) in pools.items():
+            shared = {"batch": options.batch, "batch_norm": batch_norm, "epochs": 2}
+            configs = [TrainConfig(s, seed=i, **shared) for i, s in enumerate(structures)]
+            counts = (1, 4, 8, 16) if name == "7 deep, batch norm" else (8,)
+            times = {n: pool_epoch_seconds(configs, bare, n, options.steps) for n in counts}
+            line = ", ".join(f"{n} streams {t:.2f}" for n, t in times.items())
+            if not batch_norm:
+                plain = sum(plain_epoch_seconds(s, bare, options.batch, options.steps) for s in structures)
+                line += f"; plain loop {plain:.2f}: {plain / min(times.values()):.1f} times as long"
+            memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            print(f"{name}, seconds an epoch: {line} (at most {memory:.1f} GiB)", flush=True)
+        if options.profile:
+            profile(TrainConfig(DEEP, batch=options.batch, batch_norm=True, epochs=2), bare)
+
+
+if __name__ == "__main__":
+    main()
