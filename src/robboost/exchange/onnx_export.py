@@ -127,7 +127,7 @@ def _model(onnx: Any, writer: _Writer, shape: tuple[int, ...], output: tuple[int
 
 
 def _difference(onnxruntime: Any, content: bytes, model: nn.Module, shape: tuple[int | None, ...]) -> float:
-    """Largest difference between the file's logits and the module's, relative to max(1, |logit|); NaN where one is NaN."""
+    """Largest difference between the logits of file and module, relative to max(1, |logit|); NaN where one is NaN."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
