@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from small_stores import filled
+from small_stores import THREAT, examples, filled, pool, settings
 
 from robboost.distributed import Processes
 from robboost.errors import InputError, StoreError
-from robboost.store import StoredColumns
+from robboost.store import StoredColumns, fill_store, settled_pairs
+from robboost.weights import solve, solve_weights, streamed_problem
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +70,58 @@ def test_refusals(store):
     for name in ("slab_bytes", "ahead", "threads"):
         with pytest.raises(InputError, match=f"{name}=0"):
             StoredColumns(store, **{name: 0})
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float64"])
+def test_factors_scale_members_while_reading(tmp_path, storage):
+    store = filled(tmp_path / "s", storage=storage)
+    plain = StoredColumns(store).load().double()
+    factors = (0.5, 1.0 / 3.0, 2.0)
+    scaled = StoredColumns(store, factors=factors, slab_bytes=400)
+    assert scaled.dtype == (torch.float64 if storage == "float64" else torch.float32)
+    expected = plain * torch.tensor(factors, dtype=torch.float64)[:, None, None]
+    assert torch.allclose(scaled.load().double(), expected, rtol=3e-7, atol=0)
+    part = StoredColumns(store, factors=factors, processes=Processes(1, 2), slab_bytes=400)
+    assert torch.equal(part.intercepts()[1], store.intercepts()[1, part.pairs] * factors[1])
+    for wrong in ((1.0, 1.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0)):
+        with pytest.raises(InputError, match="expected 3 positive numbers"):
+            StoredColumns(store, factors=wrong)
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+@pytest.mark.parametrize("process", [Processes(0, 1), Processes(1, 3)])
+def test_take_and_spread(tmp_path, storage, process):
+    stream = StoredColumns(filled(tmp_path / "s", storage=storage), processes=process, factors=(1.0, 2.0, 3.0))
+    whole = stream.load()
+    index = torch.tensor([0, 1, 7, whole.shape[1] - 1])
+    assert torch.equal(stream.take(index), whole[:, index])
+    for count in (1, 10, 1000):
+        spread = stream.spread(count)
+        assert len(spread) >= 1
+        assert spread.tolist() == sorted(set(spread.tolist()))
+        assert int(spread[-1]) < whole.shape[1]
+        assert torch.equal(stream.take(spread), whole[:, spread])
+
+
+def test_take_from_a_screened_store_and_from_a_url(tmp_path):
+    screened = StoredColumns(filled(tmp_path / "s", screening=settled_pairs("linf")))
+    whole = screened.load()
+    index = torch.arange(0, whole.shape[1], 3)
+    assert torch.equal(screened.take(index), whole[:, index])
+    remote = fill_store("memory://bucket/take", pool(), examples(), THREAT, settings=settings())
+    stream = StoredColumns(remote)
+    assert torch.equal(stream.take(index), stream.load()[:, index])
+
+
+@pytest.mark.parametrize("screening", [None, settled_pairs("linf", kappa=0.2, scales=[1.0, 1.0, 1.0])])
+def test_solver_on_a_stored_problem_equals_the_solver_on_arrays(tmp_path, screening):
+    """Screening with the loss's own kappa leaves the loss of every mix as it was, so also its optimum."""
+    whole = filled(tmp_path / "whole")
+    memory = solve_weights(StoredColumns(whole).load(), whole.intercepts(), 1.0, kappa=0.2)
+    store = filled(tmp_path / "s", screening=screening)
+    stream = StoredColumns(store, slab_bytes=700)
+    if screening is not None:
+        assert stream.shape[1] < 90
+    solution = solve(streamed_problem(stream, stream.intercepts(), kappa=0.2))
+    assert solution.objective == pytest.approx(memory.objective, rel=2e-6)
+    assert solution.gap < 1e-6

@@ -125,6 +125,33 @@ class Disk:
         if full is not out:
             out[:] = full[: len(out)]
 
+    def read_rows(self, member: int, shard: int, rows: Array, out: Array) -> None:
+        """Fills `out` [k, d] with single columns by position in a shard, without the checksum of their pieces.
+
+        For samples that guide a search; whatever is proved reads whole pieces.
+        """
+        where = f"{self.url}: slopes of member {member}, shard {shard}"
+        if self.folder is None:
+            self._read_rows_by_pieces(member, shard, rows, out)
+            return
+        index, size = self._index(member, shard, where), self.identity.chunk_pairs
+        width = out.shape[1] * self.dtype.itemsize
+        with guarded(where), (self.folder / self._key("slopes", member, shard)).open("rb") as file:
+            for row, target in zip(rows.tolist(), out, strict=True):
+                piece, inside = divmod(row, size)
+                if index[piece, 0] == _ABSENT or (
+                    _read_into(file.fileno(), [target.view(np.uint8)], int(index[piece, 0]) + inside * width) < width
+                ):
+                    raise StoreError(f"{where} lacks piece {piece}; {_REPAIR}")
+
+    def _read_rows_by_pieces(self, member: int, shard: int, rows: Array, out: Array) -> None:
+        size = self.identity.chunk_pairs
+        piece = np.empty((size, out.shape[1]), self.dtype)
+        for first in np.unique(rows // size):
+            inside = rows // size == first
+            self.read_columns(member, shard, int(first), piece)
+            out[inside] = piece[rows[inside] % size]
+
     def delete(self, member: int, shard: int) -> None:
         """Removes the marker file of a shard, so that the next fill computes it anew."""
         key = self._key("slopes", member, shard)

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +41,8 @@ class StoredColumns:
         store: a complete store.
         processes: under several processes each streams its own stretch of the pairs.
         slab_bytes: bytes of one slab; `ahead` + 1 of them are held.
+        factors: positive number for each member that its columns are multiplied by while they are read, in float32 (or
+            float64, if stored so): the inverse of its scale Z_t. Multiply the intercepts alike.
         ahead: slabs that are read while one is computed on.
         threads: reads under way at a time.
     """
@@ -46,6 +50,7 @@ class StoredColumns:
     store: BoundStore
     processes: Processes = ALONE
     slab_bytes: int = _SLAB_BYTES
+    factors: tuple[float, ...] | None = None
     ahead: int = 2
     threads: int = 2
     _slabs: tuple[_Slab, ...] = field(init=False, repr=False)
@@ -54,6 +59,9 @@ class StoredColumns:
         for name in ("slab_bytes", "ahead", "threads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
+        members = len(self.store.identity.members)
+        if self.factors is not None and (len(self.factors) != members or not all(0 < f < inf for f in self.factors)):
+            raise InputError(f"factors={self.factors}: expected {members} positive numbers, one for each member")
         self.store.require_complete()
         whole = _slabs(self.store, self.slab_bytes)
         share = whole[self.processes.part(len(whole))]
@@ -71,9 +79,10 @@ class StoredColumns:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the slabs: that of storage, float32 for int8."""
+        """Type of the slabs: that of storage, or float32 for int8 and where factors are applied."""
         name = self.store.identity.storage
-        kind: torch.dtype = getattr(torch, "float32" if name == "int8" else name)
+        widened = name == "int8" or (self.factors is not None and name == "float16")
+        kind: torch.dtype = getattr(torch, "float32" if widened else name)
         return kind
 
     @property
@@ -91,8 +100,7 @@ class StoredColumns:
         if not self._slabs:
             return
         longest = max(s.pairs.stop - s.pairs.start for s in self._slabs)
-        kind = np.float32 if self.store.identity.storage == "int8" else self.store.disk.dtype
-        free: deque[Array] = deque(np.empty((members, longest, d), kind) for _ in range(self.ahead + 1))
+        free: deque[Array] = deque(np.empty((members, longest, d), self._kind) for _ in range(self.ahead + 1))
         waiting: deque[tuple[_Slab, Array, list[Future[None]]]] = deque()
         offset = self.pairs.start
         with ThreadPoolExecutor(self.threads, thread_name_prefix="robboost-read") as pool:
@@ -118,6 +126,11 @@ class StoredColumns:
                     for job in jobs:
                         job.cancel()
 
+    def intercepts(self) -> Tensor:
+        """Sound intercepts [T, n] of this process's pairs, float64, times the factors."""
+        mine = self.store.intercepts()[:, self.pairs]
+        return mine if self.factors is None else mine * torch.tensor(self.factors, dtype=torch.float64)[:, None]
+
     def load(self) -> Tensor:
         """All columns in memory, [T, n, d]; for problems that fit."""
         whole = torch.empty(self.shape, dtype=self.dtype)
@@ -125,18 +138,55 @@ class StoredColumns:
             whole[:, part] = columns
         return whole
 
+    def take(self, pairs: Tensor) -> Tensor:
+        """Columns [T, k, d] of a few of this process's pairs, ascending; for samples (their checksums are not read)."""
+        wanted = pairs.numpy() + self.pairs.start
+        members, _, d = self.shape
+        found = np.empty((members, len(wanted), d), self._kind)
+        starts = np.concatenate([[0], np.cumsum(self.store.counts())])
+        shards = np.searchsorted(starts, wanted, side="right") - 1
+        for shard in np.unique(shards):
+            inside = np.flatnonzero(shards == shard)
+            rows = wanted[inside] - starts[shard]
+            raw = np.empty((len(rows), d), self.store.disk.dtype)
+            for t in range(members):
+                self.store.disk.read_rows(t, int(shard), rows, raw)
+                self._decode(t, int(shard), rows, raw, found[t, inside[0] : inside[-1] + 1])
+        return torch.from_numpy(found)
+
+    def spread(self, count: int) -> Tensor:
+        """About `count` of this process's pairs in runs of one piece each, evenly from all over."""
+        size = self.store.identity.chunk_pairs
+        pieces = max(1, -(-self.shape[1] // size))
+        chosen = np.unique(np.linspace(0, pieces - 1, max(1, count // size)).round().astype(np.int64))
+        index = (chosen[:, None] * size + np.arange(min(size, max(1, count)))).reshape(-1)
+        return torch.from_numpy(index[index < self.shape[1]])
+
+    @property
+    def _kind(self) -> Any:
+        return np.float32 if self.dtype == torch.float32 else self.store.disk.dtype
+
     def _read(self, slab: _Slab, member: int, out: Array) -> None:
         count = slab.pairs.stop - slab.pairs.start
         with span("reading (all threads)"):
-            if self.store.identity.storage != "int8":
-                self.store.disk.read_columns(member, slab.shard, slab.first, out[:count])
+            disk = self.store.disk
+            if disk.dtype == out.dtype and self.factors is None:
+                disk.read_columns(member, slab.shard, slab.first, out[:count])
                 return
-            raw = np.empty((count, out.shape[1]), np.int8)
-            self.store.disk.read_columns(member, slab.shard, slab.first, raw)
-            scales = self.store.scales(member, slab.shard)
+            raw = np.empty((count, out.shape[1]), disk.dtype)
+            disk.read_columns(member, slab.shard, slab.first, raw)
             start = slab.first * self.store.identity.chunk_pairs
-            if scales is not None:
-                np.multiply(raw, scales[start : start + count, None], out=out[:count], dtype=np.float32)
+            self._decode(member, slab.shard, np.arange(start, start + count), raw, out[:count])
+
+    def _decode(self, member: int, shard: int, rows: Array, raw: Array, out: Array) -> None:
+        """Steps of int8 first, to the columns that the errors belong to; then the member's factor."""
+        scales = self.store.scales(member, shard)
+        if scales is None:
+            out[:] = raw
+        else:
+            np.multiply(raw, scales[rows, None], out=out, dtype=np.float32)
+        if self.factors is not None:
+            np.multiply(out, out.dtype.type(self.factors[member]), out=out)
 
 
 def _slabs(store: BoundStore, slab_bytes: int) -> list[_Slab]:

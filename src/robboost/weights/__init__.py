@@ -4,11 +4,14 @@ from robboost.weights.problem import WeightProblem, weight_problem
 from robboost.weights.scaling import Normalisers, normalisers
 from robboost.weights.solution import Progress, Solution, SolverSettings
 from robboost.weights.solve import solve, solve_weights
+from robboost.weights.streaming import HeldSlopes, SlopeStream, streamed_problem
 from robboost.weights.verify import margins, objective
 
 __all__ = [
+    "HeldSlopes",
     "Normalisers",
     "Progress",
+    "SlopeStream",
     "Solution",
     "SolverSettings",
     "WeightProblem",
@@ -17,5 +20,6 @@ __all__ = [
     "objective",
     "solve",
     "solve_weights",
+    "streamed_problem",
     "weight_problem",
 ]

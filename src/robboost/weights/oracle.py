@@ -59,7 +59,7 @@ def evaluate_columns(columns: torch.Tensor, weights: torch.Tensor, width: float,
 def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0) -> Pass:
     """One pass over a whole problem, in chunks, in float64: the twin that the kernels are checked against."""
     parts = [evaluate_columns(columns, weights, width, problem.norm) for _, columns in problem.chunks()]
-    return Pass(norms=torch.cat([p.norms for p in parts]), slopes=torch.cat([p.slopes for p in parts]))
+    return _joined(problem, parts)
 
 
 def fast_pass(
@@ -70,6 +70,9 @@ def fast_pass(
     Its sums are float32, or float64 with `double`.
     """
     slopes = problem.slopes
+    if slopes.is_meta:
+        runs = problem.runs(problem.n_pairs)
+        return _joined(problem, [fast_pass(run, weights, width, double=double, threads=threads) for _, run in runs])
     fits = problem.norm == "linf" and (slopes.stride(2) == 1 or problem.dim == 1)
     if fits and slopes.is_cuda and find_spec("triton"):
         from robboost.weights.kernel_gpu import gpu_pass
@@ -92,3 +95,11 @@ def checked_pass(
         pair = int((~finite).nonzero()[0, 0])
         raise InputError(f"slopes of pair {pair} hold NaN, infinity or numbers too large: expected finite numbers")
     return result
+
+
+def _joined(problem: WeightProblem, parts: list[Pass]) -> Pass:
+    """The pass over all pairs from those over runs of them."""
+    # A process may hold no pair at all.
+    none = torch.zeros(0, problem.n_members, dtype=torch.float64, device=problem.device)
+    norms = problem.whole(torch.cat([none[:, 0], *(p.norms for p in parts)]))
+    return Pass(norms=norms, slopes=problem.whole(torch.cat([none, *(p.slopes for p in parts)])))

@@ -107,6 +107,20 @@ class WeightProblem:
         radius = self.radius[part] if self.radius.ndim == 2 else self.radius
         return replace(self, slopes=self.slopes[:, part], intercepts=self.intercepts[:, part], radius=radius)
 
+    def runs(self, step: int) -> Iterator[tuple[slice, WeightProblem]]:
+        """Runs over the pairs, `step` at a time: a slice, and its problem with slopes in memory."""
+        for start in range(0, self.n_pairs, step):
+            part = slice(start, min(start + step, self.n_pairs))
+            yield part, self.run(part)
+
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of all pairs from those that `runs` visited: the same here, gathered where processes share the pairs."""
+        return rows
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums over all pairs from those over the pairs that `runs` visited."""
+        return values
+
     def chunks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Runs over the pairs: a slice, and the columns `radius * slopes` there as float64, [T, m, d]."""
         step = max(1, _CHUNK_BYTES // max(1, 8 * self.n_members * self.dim))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from robboost.errors import InputError
 from robboost.weights.bundle import Bundle
 from robboost.weights.coordinate import solve_coordinate
 from robboost.weights.optimum import Clock, finish, solve_auto
@@ -54,6 +55,8 @@ def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSetti
     if chosen == "auto":
         return solve_auto(problem, limits)
     if chosen == "coordinate":
+        if problem.slopes.is_meta:
+            raise InputError("method='coordinate' needs the slopes in memory: expected 'auto' for a streamed problem")
         return solve_coordinate(problem, limits)
     clock, bundle = Clock(limits), Bundle(problem)
     equal = torch.full((problem.n_members,), 1.0 / problem.n_members, dtype=torch.float64, device=problem.device)

@@ -39,7 +39,8 @@ def margins(problem: WeightProblem, weights: Array) -> torch.Tensor:
     """
     a = check_weights(weights, problem.n_members, problem.device)
     parts = [evaluate_columns(columns, a, 0.0, problem.norm).norms for _, columns in problem.chunks()]
-    return a @ problem.intercepts - torch.cat(parts)
+    none = torch.zeros(0, dtype=torch.float64, device=problem.device)
+    return a @ problem.intercepts - problem.whole(torch.cat([none, *parts]))
 
 
 def objective(problem: WeightProblem, weights: Array) -> float:
@@ -77,17 +78,19 @@ def recompute(
     step = problem.n_pairs if a.is_cuda else max(1, _RUN_BYTES * problem.n_pairs // problem.nbytes)
     # The last pass is often both the answer and the proof: then one evaluation serves.
     shared = next((k for k, (w, _, _) in enumerate(points) if torch.equal(w, a)), None)
-    for start in range(0, problem.n_pairs, step):
-        run = problem.run(slice(start, start + step))
+    for part, run in problem.runs(step):
         c = run.intercepts
         read = [fast_pass(run, w, width, double=True, threads=threads) for w, width, _ in points]
         norms = read[shared].norms if shared is not None else fast_pass(run, a, double=True, threads=threads).norms
         loss += float((run.kappa - a @ c + norms).clamp(min=0).sum())
         for result, (_, _, multipliers) in zip(read, points, strict=True):
-            share = multipliers[start : start + step]
+            share = multipliers[part]
             constant += run.kappa * float(share.sum())
             linear += share @ result.slopes - c @ share
             absolute += float(share @ (result.slopes.abs().amax(1) + c.abs().amax(0) + run.kappa))
+    sums = problem.total(torch.cat([linear.new_tensor([loss, constant, absolute]), linear]))
+    loss, constant, absolute = sums[:3].tolist()
+    linear = sums[3:]
     bound = constant + float(linear.min())
     # Error of a float64 dot product of length d, then of a sum over pairs (torch sums in blocks, well below sqrt(n)).
     rounding = 2.0**-52 * (problem.dim + 64) * absolute
