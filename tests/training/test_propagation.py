@@ -4,13 +4,15 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
+from robboost.errors import InputError
 from robboost.models.architectures import build
 from robboost.threat import Threat
 from robboost.training.losses import point_margins
 from robboost.training.network import Network, pixel_mask
-from robboost.training.propagation import Norms, box, interval_margins, intervals, linear_margins, points
+from robboost.training.propagation import Norms, box, interval_margins, intervals, linear_bounds, linear_margins, points
 
 SHAPE = (2, 9, 9)
 STRUCTURES = [
@@ -138,3 +140,41 @@ def test_targets_skip_the_true_class_in_class_order() -> None:
     y = torch.arange(4)
     logits = F.linear(torch.relu(F.linear(x.flatten(1), weights[0], weights[1])), weights[2], weights[3])
     assert torch.allclose(all_bounds(net, weights, x, y, 0.0, Norms())["interval"], point_margins(logits, y), atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_finished_network_is_read_back(structure: str) -> None:
+    shape = even(structure)
+    net = network(structure, shape=shape, mask=True)
+    module = net.module(net.initial("default", seed=4))
+    again = Network.of_module(module, shape)
+    x = torch.rand(3, *shape)
+    assert torch.equal(points(again, again.weights(again.flat_of(module)), x, Norms()), module(x))
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([nn.Flatten(), nn.Linear(4, 2), nn.ReLU()], "last Linear"),
+        ([nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2)], "BatchNorm2d"),
+        ([nn.Flatten(), nn.Tanh(), nn.Linear(4, 2)], "Tanh"),
+    ],
+)
+def test_a_network_that_cannot_be_read_is_named(layers, words) -> None:
+    with pytest.raises(InputError, match=words):
+        Network.of_module(nn.Sequential(*layers), (1, 2, 2))
+
+
+def test_linear_bounds_are_lines_below_the_margins() -> None:
+    structure = STRUCTURES[1]
+    net = network(structure)
+    weights = [w.double() for w in net.weights(net.initial("default", seed=2))]
+    x = torch.rand(3, *SHAPE, dtype=torch.float64)
+    y = torch.tensor([1, 0, 4])
+    trace = intervals(net, weights, *box(x, torch.tensor(0.1), None), Norms())
+    slope, intercept = linear_bounds(net, weights, trace, y, Norms(), "adaptive")
+    threat = Threat(0.1, clip=(0, 1))
+    for _ in range(50):
+        point = threat.sample(x)
+        margins = point_margins(points(net, weights, point, Norms()), y)
+        assert (torch.einsum("njchw,nchw->nj", slope, point) + intercept <= margins + 1e-9).all()

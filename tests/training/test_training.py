@@ -10,11 +10,11 @@ import torch
 import robboost as rb
 from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError, InputError
+from robboost.models.layers import PixelMask
 from robboost.training import Progress, RunOptions, TrainConfig, train, train_pool
 from robboost.training import member as member_module
 from robboost.training.losses import LOSSES, METHODS
 from robboost.training.member import DeviceData, Member
-from robboost.training.network import PixelMask
 
 SMALL = "conv 6 4x4/2, conv 8 4x4/2, fc 32"
 

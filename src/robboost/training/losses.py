@@ -21,10 +21,14 @@ __all__ = ["LOSSES", "METHODS", "Batch", "LossSettings", "Situation", "attacked"
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [N, C, H, W] in [0, 1], labels [N], noise in [-1, 1] of the images' shape, and the step's scalars."""
+    """Images [N, C, H, W] in [0, 1], labels [N], noise in [-1, 1] of the images' shape, and the step's scalars.
+
+    `chosen` [N] says where the images stand in the training data.
+    """
 
     x: Tensor
     y: Tensor
+    chosen: Tensor
     noise: Tensor
     eps: Tensor
     mixture: Tensor

@@ -54,7 +54,8 @@ class DeviceData:
 class Member:
     """Parameters, Adam's moments, weight average, running statistics, and the buffers of the current epoch."""
 
-    def __init__(self, config: TrainConfig, data: DeviceData) -> None:
+    def __init__(self, config: TrainConfig, data: DeviceData, *, net: Network | None = None) -> None:
+        """`net`: the program that the parameters belong to; None: that of the configured architecture."""
         count = len(data.images)
         if count < config.batch:
             raise InputError(f"batch={config.batch}: larger than the {count} training images; expected at most {count}")
@@ -63,7 +64,7 @@ class Member:
         device = data.images.device
         shape = data.input_shape
         mask = None if config.pixel_share == 1 else pixel_mask(shape, config.pixel_share, config.seed).to(device)
-        self.net = Network.of(
+        self.net = net or Network.of(
             config.architecture, shape, num_classes=data.classes, batch_norm=config.batch_norm, mask=mask
         )
         self.flat = self.net.initial(config.init, config.seed).to(device).requires_grad_(True)
@@ -112,6 +113,10 @@ class Member:
         if self._attacks:
             self.noise.random_(0, 256, generator=generator)
 
+    def loss(self, situation: Situation) -> tuple[Tensor, Tensor]:
+        """Mean loss of a batch, and margins [N, C-1] whose sign counts as "robust" in the log."""
+        return LOSSES[self.config.method](situation)
+
     def step(self) -> None:
         """One step of Adam on the configured loss; everything happens on the device."""
         with torch.enable_grad():
@@ -122,7 +127,7 @@ class Member:
                 fixed = [w.detach() for w in weights]
                 running = Norms.running(self.net, fixed, self.means, self.variances)
             situation = Situation(self.net, weights, batch, norms, running, self._settings)
-            loss, margins = LOSSES[self.config.method](situation)
+            loss, margins = self.loss(situation)
             (gradient,) = torch.autograd.grad(loss, self.flat)
         with torch.no_grad():
             if self.net.num_norms:
@@ -189,7 +194,7 @@ class Member:
         if self._attacks:
             noise = self.noise.index_select(0, position).view(x.shape).to(x.dtype) * (2 / 255) - 1
         y = self.data.labels.index_select(0, chosen)
-        return Batch(x, y, noise, eps=scalars[0], mixture=scalars[1], crown_share=scalars[2])
+        return Batch(x, y, chosen, noise, eps=scalars[0], mixture=scalars[1], crown_share=scalars[2])
 
     def _images(self, chosen: Tensor, position: Tensor) -> Tensor:
         pad = self.data.pad

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from robboost.errors import InputError
 from robboost.models.architectures import Residual, build
+from robboost.models.layers import PixelMask
 
 __all__ = [
     "BN_EPS",
@@ -26,7 +27,6 @@ __all__ = [
     "Network",
     "Norm",
     "Op",
-    "PixelMask",
     "Relu",
     "Skip",
     "conv",
@@ -93,19 +93,6 @@ class Skip:
 Op = Conv | Fc | Norm | Relu | Flatten | Skip
 
 
-class PixelMask(nn.Module):
-    """Keeps a fixed share of the pixels and sets the others to zero: the member's feature subsample (Table 3)."""
-
-    mask: Tensor
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mask", mask)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.mask
-
-
 def pixel_mask(shape: Sequence[int], share: float, seed: int) -> Tensor:
     """A fixed random `share` of the pixels as ones [1, 1, H, W]; all channels of a pixel go together."""
     height, width = shape[1:]
@@ -147,6 +134,27 @@ class Network:
         if not isinstance(head, Fc):
             raise InputError(f"architecture {structure!r}: expected a last fully connected layer")
         net.trunk, net.head = tuple(ops[:-1]), head
+        return net
+
+    @classmethod
+    def of_module(cls, module: nn.Module, input_shape: Sequence[int]) -> Network:
+        """The program of a finished network: layers such as `build` makes, behind a pixel mask or none.
+
+        `flat_of(module)` holds its parameters. Batch normalisation must have been folded.
+        """
+        layers = list(module.children())
+        mask = None
+        if layers and isinstance(layers[0], PixelMask):
+            mask = layers[0].mask
+            layers = layers[1:]
+        if not isinstance(module, nn.Sequential) or not layers or not isinstance(layers[-1], nn.Linear):
+            raise InputError(f"network is a {type(module).__name__}: expected a Sequential with a last Linear layer")
+        if any(isinstance(layer, nn.BatchNorm2d) for layer in module.modules()):
+            raise InputError("network holds a BatchNorm2d: expected it folded into the convolution before")
+        net = cls("", tuple(input_shape), layers[-1].out_features, False, mask)
+        with torch.no_grad():
+            ops = net._read(layers, torch.zeros(2, *input_shape, device=layers[-1].weight.device))
+        net.trunk, net.head = tuple(ops[:-1]), ops[-1]  # type: ignore[assignment]
         return net
 
     @property

@@ -25,7 +25,7 @@ from robboost.training.member import DeviceData, Member
 from robboost.training.precision import fast_training
 from robboost.training.turns import Turns
 
-__all__ = ["Progress", "RunOptions", "Trained", "train", "train_pool"]
+__all__ = ["Progress", "RunOptions", "Trained", "train", "train_members", "train_pool"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class RunOptions:
     capture: bool = True
     streams: int = 8
     report_seconds: float = 20.0
+
+    @property
+    def chosen_device(self) -> torch.device:
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @dataclass(frozen=True)
@@ -113,17 +117,24 @@ def train_pool(
         raise InputError("configs=[]: expected at least one configuration")
     if len(set(labels)) < len(labels):
         raise InputError(f"configs: two members are called {max(labels, key=labels.count)!r}; expected different names")
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    pad = max(config.shift for config in configs)
+    shared = DeviceData.of(data.images, data.labels, pad=pad, classes=len(data.classes), device=options.chosen_device)
+    members = [Member(config, shared) for config in configs]
+    return train_members(members, heldout=heldout, options=options, progress=progress)
+
+
+def train_members(
+    members: Sequence[Member],
+    *,
+    heldout: Dataset | None = None,
+    options: RunOptions,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Trained]:
+    """`train_pool` for members that were set up before, such as those with a loss of their own."""
     with fast_training():
-        run = _Run(_members(configs, data, device), options, heldout, progress)
+        run = _Run(list(members), options, heldout, progress)
         run.go()
     return [run.trained(member) for member in run.members]
-
-
-def _members(configs: Sequence[TrainConfig], data: Dataset, device: torch.device) -> list[Member]:
-    pad = max(config.shift for config in configs)
-    shared = DeviceData.of(data.images, data.labels, pad=pad, classes=len(data.classes), device=device)
-    return [Member(config, shared) for config in configs]
 
 
 class _Run:

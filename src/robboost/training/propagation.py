@@ -16,7 +16,7 @@ from torch import Tensor
 from robboost.training.kernels import interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
 
-__all__ = ["Norms", "Trace", "box", "interval_margins", "intervals", "linear_margins", "points"]
+__all__ = ["Norms", "Trace", "box", "interval_margins", "intervals", "linear_bounds", "linear_margins", "points"]
 
 Scale = tuple[Tensor, Tensor]
 
@@ -118,8 +118,19 @@ def linear_margins(
     norms: Norms,
     rule: str,
 ) -> Tensor:
-    """Lower bounds of the margins [N, C-1] by one backward pass over the ReLU intervals of `trace`.
+    """Lower bounds of the margins [N, C-1]: the minimum of `linear_bounds` over the region."""
+    slope, intercept = linear_bounds(net, weights, trace, y, norms, rule)
+    centre, radius = (part.flatten(1).unsqueeze(2) for part in region)
+    flat = slope.flatten(2)
+    return intercept + torch.bmm(flat, centre).squeeze(2) - torch.bmm(flat.abs(), radius).squeeze(2)
 
+
+def linear_bounds(
+    net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor, norms: Norms, rule: str
+) -> tuple[Tensor, Tensor]:
+    """Slope [N, C-1, *input] and intercept [N, C-1] with margin_j(x') >= <slope_j, x'> + intercept_j, x' masked.
+
+    One backward pass over the ReLU intervals of `trace`.
     rule "adaptive": the lower line of an unstable ReLU is 0 or the identity, whichever loses less area (CROWN).
     rule "same-slope": lower and upper line have the slope u / (u - l) (Wong and Kolter; the paper's base models).
     """
@@ -127,10 +138,7 @@ def linear_margins(
     # A product in place of rows[y]: the gradient of indexing is a sum in an order that changes from run to run.
     chosen = F.one_hot(y, len(rows)).to(rows.dtype)
     start = (chosen @ rows.flatten(1)).view(-1, *rows.shape[1:])
-    slope, intercept = _backward(net.trunk, weights, start, chosen @ shifts, trace.relus, norms, rule)
-    centre, radius = (part.flatten(1).unsqueeze(2) for part in region)
-    flat = slope.flatten(2)
-    return intercept + torch.bmm(flat, centre).squeeze(2) - torch.bmm(flat.abs(), radius).squeeze(2)
+    return _backward(net.trunk, weights, start, chosen @ shifts, trace.relus, norms, rule)
 
 
 def _differences(net: Network, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
