@@ -1,0 +1,271 @@
+"""The linear bounds of all members of a pool on the same examples, and what a mix of them proves.
+
+margin(x') >= <slope, x' - centre> + intercept for every x' in the threat set around an example. With weights none
+negative these bounds add up, so that one set of arrays answers for every mix of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robboost.bounds import Options, margin_bounds
+from robboost.errors import InputError, SoundnessError
+from robboost.inputs import in_float64
+from robboost.threat import Norm, Threat
+
+__all__ = [
+    "Mixed",
+    "PoolBounds",
+    "Progress",
+    "Settled",
+    "mix_margins",
+    "named",
+    "pool_bounds",
+    "settle",
+    "target_classes",
+]
+
+Pool = Sequence[nn.Module] | Mapping[str, nn.Module]
+# Called with what is being done, steps done and steps in all.
+Progress = Callable[[str, int, int], None]
+
+# Examples whose bounds are computed between two reports of progress.
+_STEP = 100
+# Values of a float64 temporary while margins are summed.
+_CHUNK = 2**24
+# An example whose decision hangs on a margin this small, relative to the terms it is the difference of, is bounded
+# again in float64. Full float32 was seen to err by 3e-6.
+_DOUBTFUL = 1e-4
+
+
+class Mixed(NamedTuple):
+    """Margins of a mix and the size of the terms that they are the difference of, both [N, C - 1], float64."""
+
+    lower: Tensor
+    size: Tensor
+
+
+class Settled(NamedTuple):
+    """Margins of some mixes after close calls were decided in float64: [M, N, C - 1] and [M, N]."""
+
+    margins: Tensor
+    certified: Tensor
+    correct: Tensor
+    rechecked: int
+
+
+@dataclass(frozen=True, eq=False)
+class PoolBounds:
+    """Bounds of T members on N examples against C - 1 targets each; d is the number of pixels.
+
+    Attributes:
+        slopes: [T, N, C - 1, d], as precise as they were computed.
+        intercepts: [T, N, C - 1], float64: the bound's value at the centre of the set (of the interval, where l_inf is
+            cut by a box; else the example).
+        radius: [N, d] per pixel for l_inf, [] (eps) for l_2 and l_1; float64.
+        logits: [T, N, C], float64, of the examples themselves.
+        labels: [N].
+        threat: the set the bounds hold on.
+        method: how they were computed.
+        precision: the arithmetic they were computed in.
+    """
+
+    slopes: Tensor
+    intercepts: Tensor
+    radius: Tensor
+    logits: Tensor
+    labels: Tensor
+    threat: Threat
+    method: str
+    precision: str
+
+    @property
+    def members(self) -> int:
+        return self.slopes.shape[0]
+
+    def __len__(self) -> int:
+        return self.slopes.shape[1]
+
+    def mix(self, coefficients: Tensor) -> Mixed:
+        """Lower bounds of the margins of sum_t coefficient_t f_t (paper, equation 7, with the box)."""
+        chosen = coefficients.to(dtype=torch.float64, device=self.slopes.device)
+        if chosen.shape != (self.members,) or not bool((chosen >= 0).all()):
+            raise InputError(f"coefficients={chosen.tolist()}: expected {self.members} numbers, none negative")
+        used = chosen.nonzero()[:, 0]
+        part = self.slopes if len(used) == self.members else self.slopes[used]
+        return mix_margins(part, self.intercepts[used], self.radius, chosen[used], norm=self.threat.norm)
+
+    def correct(self, coefficients: Tensor) -> Tensor:
+        """Whether the true logit of sum_t coefficient_t f_t alone is the largest, in float64: [N]."""
+        chosen = coefficients.to(dtype=torch.float64, device=self.logits.device)
+        logits = torch.einsum("t,tnc->nc", chosen, self.logits)
+        true = logits.gather(1, self.labels[:, None])
+        others = logits.scatter(1, self.labels[:, None], -torch.inf)
+        return (true > others).all(1) & ~logits.isnan().any(1)
+
+    def take(self, examples: Tensor) -> PoolBounds:
+        """The part for some examples (positions)."""
+        return replace(
+            self,
+            slopes=self.slopes[:, examples],
+            intercepts=self.intercepts[:, examples],
+            radius=self.radius if self.radius.ndim == 0 else self.radius[examples],
+            logits=self.logits[:, examples],
+            labels=self.labels[examples],
+        )
+
+
+def named(pool: Pool) -> dict[str, nn.Module]:
+    """Members by name: a mapping's keys, or their positions."""
+    if isinstance(pool, Mapping):
+        return {str(name): member for name, member in pool.items()}
+    return {str(t): member for t, member in enumerate(pool)}
+
+
+def pool_bounds(
+    pool: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    method: str = "tightest",
+    precision: Literal["float32", "float64"] = "float32",
+    progress: Progress | None = None,
+) -> PoolBounds:
+    """Bounds of every member on examples x [N, *input] with labels y [N], from the engine.
+
+    Args:
+        pool: members that take the same images.
+        x: examples, checked.
+        y: labels.
+        threat: the set.
+        method: of `margin_bounds`; "a+b" takes the tighter of methods a and b for each pair.
+        precision: of `margin_bounds`.
+        progress: told after every few examples.
+    """
+    exact = x.to(torch.float64)
+    centre, radius = threat.region(exact)
+    shift = (centre - exact).flatten(1)
+    name, options = _engine_method(method)
+    slopes: list[Tensor] = []
+    intercepts: list[Tensor] = []
+    logits: list[Tensor] = []
+    done, total = 0, len(pool) * len(x)
+    for member in pool:
+        judge = in_float64(member)
+        for start in range(0, len(x), _STEP):
+            part = slice(start, min(start + _STEP, len(x)))
+            found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
+            slope = found.slope.detach().flatten(2)
+            moved = torch.einsum("njd,nd->nj", slope.to(torch.float64), shift[part])
+            slopes.append(slope)
+            intercepts.append(found.intercept.detach().to(torch.float64) + moved)
+            with torch.no_grad():
+                logits.append(judge(exact[part]))
+            done += part.stop - part.start
+            if progress is not None:
+                progress(f"bounds ({method})", done, total)
+    members = len(pool)
+    return PoolBounds(
+        _by_member(slopes, members),
+        _by_member(intercepts, members),
+        radius.flatten(1) if threat.norm == "linf" else torch.tensor(threat.eps, dtype=torch.float64, device=x.device),
+        _by_member(logits, members),
+        y,
+        threat,
+        method,
+        precision,
+    )
+
+
+def settle(pool: Sequence[nn.Module], x: Tensor, bounds: PoolBounds, mixes: Sequence[Tensor]) -> Settled:
+    """What is certified under each mix, close calls decided by bounds in float64.
+
+    Args:
+        pool: the members of `bounds`.
+        x: the examples of `bounds`.
+        bounds: of the members, in either precision.
+        mixes: coefficients [T] of each mix.
+    """
+    found = [bounds.mix(mix) for mix in mixes]
+    margins = torch.stack([part.lower for part in found])
+    correct = torch.stack([bounds.correct(mix) for mix in mixes])
+    near = torch.stack([part.lower.abs() <= _DOUBTFUL * part.size for part in found])
+    # Only where a verdict hangs on a close margin: no other target already denies the certificate.
+    doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0)
+    index = doubtful.nonzero()[:, 0] if bounds.precision == "float32" else doubtful.new_zeros(0, dtype=torch.int64)
+    if len(index):
+        again = pool_bounds(pool, x[index], bounds.labels[index], bounds.threat, method=bounds.method,
+                            precision="float64")  # fmt: skip
+        margins[:, index] = torch.stack([again.mix(mix).lower for mix in mixes])
+    positive = (margins > 0).all(2)
+    if bool((positive & ~correct).any()):
+        m, n = (positive & ~correct).nonzero()[0].tolist()
+        raise SoundnessError(
+            f"example {n} is misclassified, yet all its margin bounds are positive (lowest"
+            f" {float(margins[m, n].min()):.3g}, {bounds.threat}, {bounds.method}): the bounds are wrong; please report"
+        )
+    return Settled(margins, positive & correct, correct, len(index))
+
+
+def mix_margins(slopes: Tensor, intercepts: Tensor, radius: Tensor, coefficients: Tensor, *, norm: Norm) -> Mixed:
+    """c.a - ||r * sum_t a_t L_t||_q in float64, less what rounding could have added.
+
+    Args:
+        slopes: [T, N, C - 1, d].
+        intercepts: [T, N, C - 1].
+        radius: [N, d] or [].
+        coefficients: [T], none negative.
+        norm: of the threat; q is dual to it.
+
+    The allowance is (d + 2T + 8) 2^-53 (sum_t a_t (|c_t| + ||r L_t||_1)), which bounds the rounding of sums of that
+    length in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+    """
+    members, count, targets, size = slopes.shape
+    a = coefficients.to(device=slopes.device, dtype=torch.float64)
+    unit = (size + 2 * members + 8) * 2.0**-53
+    step = max(1, _CHUNK // max(1, targets * size))
+    lower, sizes = [], []
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        reach = radius if radius.ndim == 0 else radius[part, None, :]
+        mixed = torch.zeros((), dtype=torch.float64, device=slopes.device)
+        magnitude = torch.zeros((), dtype=torch.float64, device=slopes.device)
+        value = torch.zeros((), dtype=torch.float64, device=slopes.device)
+        for t in range(members):
+            scaled = a[t] * (slopes[t, part].to(torch.float64) * reach)
+            mixed = mixed + scaled
+            value = value + a[t] * intercepts[t, part]
+            magnitude = magnitude + a[t] * intercepts[t, part].abs() + scaled.abs().sum(2)
+        lower.append(value - _dual(mixed, norm) - unit * magnitude)
+        sizes.append(magnitude)
+    return Mixed(torch.cat(lower), torch.cat(sizes))
+
+
+def target_classes(labels: Tensor, classes: int) -> Tensor:
+    """Class of each target [N, C - 1]: classes in order, the true one skipped (paper, equation 4)."""
+    j = torch.arange(classes - 1, device=labels.device)[None]
+    return j + (j >= labels[:, None]).to(torch.int64)
+
+
+def _engine_method(method: str) -> tuple[str, Options | None]:
+    if "+" not in method:
+        return method, None
+    return "tightest", Options(parts=tuple(part.strip() for part in method.split("+")))
+
+
+def _by_member(parts: list[Tensor], members: int) -> Tensor:
+    """Parts in the order member by member, examples within: [members, N, ...]."""
+    joined = torch.cat(parts)
+    return joined.view(members, -1, *joined.shape[1:])
+
+
+def _dual(values: Tensor, norm: Norm) -> Tensor:
+    if norm == "linf":
+        return values.abs().sum(-1)
+    return values.norm(dim=-1) if norm == "l2" else values.abs().amax(-1)
