@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from robboost.errors import InputError
 from robboost.inputs import check_examples
 from robboost.intervals import Share
+from robboost.mixtures import Progress, pool_bounds, settle
 from robboost.models import Ensemble
-from robboost.pools import Progress, pool_bounds, settle
 from robboost.threat import Threat
 
 __all__ = ["Certificate", "certify"]
+
 
 @dataclass(frozen=True, eq=False)
 class Certificate:

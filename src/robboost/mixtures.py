@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from robboost.bounds import Options, margin_bounds
 from robboost.errors import InputError, SoundnessError
 from robboost.inputs import in_float64
+from robboost.models import Pool
 from robboost.threat import Norm, Threat
 
 __all__ = [
+    "Members",
     "Mixed",
     "PoolBounds",
     "Progress",
@@ -30,7 +32,8 @@ __all__ = [
     "target_classes",
 ]
 
-Pool = Sequence[nn.Module] | Mapping[str, nn.Module]
+# Networks in order, or by name, or as `read_pool` gives them.
+Members = Sequence[nn.Module] | Mapping[str, nn.Module] | Pool
 # Called with what is being done, steps done and steps in all.
 Progress = Callable[[str, int, int], None]
 
@@ -120,8 +123,10 @@ class PoolBounds:
         )
 
 
-def named(pool: Pool) -> dict[str, nn.Module]:
-    """Members by name: a mapping's keys, or their positions."""
+def named(pool: Members) -> dict[str, nn.Module]:
+    """Members by name: those of the pool, the keys of a mapping, or positions."""
+    if isinstance(pool, Pool):
+        return dict(zip(pool.names, pool.models, strict=True))
     if isinstance(pool, Mapping):
         return {str(name): member for name, member in pool.items()}
     return {str(t): member for t, member in enumerate(pool)}

@@ -1,0 +1,371 @@
+"""The table that answers "is the ensemble better than my best network, and is the difference real?": `compare`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import robboost
+from robboost.attacks import Attacked, AttackSettings, attack
+from robboost.combinations import Cascade, all_certify, some_certify, vote_certified
+from robboost.errors import InputError
+from robboost.fitting import RobBoost
+from robboost.inputs import check_pool
+from robboost.intervals import PairedTest, Share, paired_test
+from robboost.mixtures import Members, PoolBounds, Progress, Settled, named, pool_bounds, settle
+from robboost.models import Ensemble
+from robboost.models.architectures import float32_bytes
+from robboost.selection import Limits, Selection
+from robboost.tables import comparison_html, comparison_text
+from robboost.threat import Threat
+from robboost.weights import Solution
+
+__all__ = ["Comparison", "Row", "Settings", "compare"]
+
+Examples = tuple[Tensor | np.ndarray[Any, Any], Tensor | np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `compare` does.
+
+    Attributes:
+        bounds: method of the bounds, see `certify`.
+        robboost: options of `RobBoost` (kappa, max_members, max_megabytes).
+        attack: how hard to attack; None: not at all.
+        cascade: also evaluate the cascade, and look for points that break it.
+    """
+
+    bounds: str = "tightest"
+    robboost: Mapping[str, Any] = field(default_factory=dict)
+    attack: AttackSettings | None = field(default_factory=AttackSettings)
+    cascade: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to classify. `claim` is "proved", "UNSOUND" (a figure without a proof) or "oracle" (no network).
+
+    Errors are shares of the examples; None where the question makes no sense or was not asked.
+    """
+
+    name: str
+    claim: str
+    verified_fit: Share | None
+    verified: Share
+    targeted: float | None = None
+    clean: Share | None = None
+    attacked: Share | None = None
+    size_mb: float | None = None
+    members: int | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and text."""
+        shares = {
+            "verified_error_fit": self.verified_fit,
+            "verified_error": self.verified,
+            "clean_error": self.clean,
+            "attack_error": self.attacked,
+        }
+        return {
+            "name": self.name,
+            "claim": self.claim,
+            **{name: None if share is None else share.to_dict() for name, share in shares.items()},
+            "targeted_verified_error": self.targeted,
+            "size_mb": self.size_mb,
+            "members": self.members,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The table, the paired tests, and what a report draws.
+
+    Attributes:
+        rows: single members, mixes, voting, cascade, oracles.
+        tests: paired tests of RobBoost against the best single member and against uniform, on the test set.
+        overlap: [T, T], share of test examples that both members certify (the diagonal: each alone).
+        names: of the members.
+        fitted: the `RobBoost` whose mix is in the table.
+        bounds: the members' bounds on the test examples.
+        margins: name of the row -> lowest margin of each test example [N], for the rows that are networks.
+        provenance: versions, threat, sizes, settings.
+    """
+
+    rows: tuple[Row, ...]
+    tests: Mapping[str, PairedTest]
+    overlap: Tensor = field(repr=False)
+    names: tuple[str, ...]
+    fitted: RobBoost = field(repr=False)
+    bounds: PoolBounds = field(repr=False)
+    margins: Mapping[str, Tensor] = field(repr=False)
+    provenance: Mapping[str, Any] = field(repr=False)
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise InputError(f"row {name!r}: expected one of {', '.join(row.name for row in self.rows)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the bounds, as plain numbers and text."""
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "tests": {name: test.to_dict() for name, test in self.tests.items()},
+            "overlap": self.overlap.tolist(),
+            "names": list(self.names),
+            "robboost": self.fitted.to_dict(),
+            "provenance": dict(self.provenance),
+        }
+
+    def to_pandas(self) -> Any:
+        """One row a way to classify, errors in percent (needs pandas)."""
+        import pandas as pd
+
+        def percent(share: Share | None) -> float | None:
+            return None if share is None else 100 * share.value
+
+        return pd.DataFrame(
+            [
+                {
+                    "name": row.name,
+                    "claim": row.claim,
+                    "verified error fit": percent(row.verified_fit),
+                    "verified error": percent(row.verified),
+                    "targeted": None if row.targeted is None else 100 * row.targeted,
+                    "clean error": percent(row.clean),
+                    "attack error": percent(row.attacked),
+                    "MB": row.size_mb,
+                    "members": row.members,
+                }
+                for row in self.rows
+            ]
+        ).set_index("name")
+
+    def __str__(self) -> str:
+        return comparison_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        return comparison_html(self.to_dict())
+
+
+def compare(
+    pool: Members,
+    *,
+    fit: Examples,
+    test: Examples,
+    threat: Threat,
+    settings: Settings = Settings(),
+    progress: Progress | None = None,
+) -> Comparison:
+    """Every sound way to use the pool, side by side, on the same images.
+
+    All choices (best member, scales, weights, kappa, weights of the vote) are made on the fit images; test images only
+    measure. Intervals and tests speak about other images of the same kind; each certificate by itself is a proof.
+
+    Args:
+        pool: networks, in a list, by name, or from `read_pool`.
+        fit: images and labels, held out from the members' training.
+        test: images and labels that nothing was chosen on.
+        threat: the set of attacks.
+        settings: bounds, attack, options of `RobBoost`.
+        progress: told what is being done, steps done, and steps in all.
+    """
+    members = named(pool)
+    if "bounds" in settings.robboost:
+        raise InputError("robboost={'bounds': ...}: expected Settings(bounds=...), for all rows alike")
+    x_fit, y_fit = check_pool(list(members.values()), *fit, list(members))
+    x, y = check_pool(list(members.values()), *test, list(members))
+    networks = list(members.values())
+    fit_bounds = pool_bounds(networks, x_fit, y_fit, threat, method=settings.bounds, progress=_say(progress, "fit"))
+    bounds = pool_bounds(networks, x, y, threat, method=settings.bounds, progress=_say(progress, "test"))
+    fitted = RobBoost(threat, bounds=settings.bounds, **settings.robboost).fit_bounds(
+        members, fit_bounds, progress=progress
+    )
+    faithful, reason = _coordinate(fitted)
+    mixes = _mixes(fitted, faithful)
+    on_fit = settle(networks, x_fit, fit_bounds, list(mixes.values()))
+    on_test = settle(networks, x, bounds, list(mixes.values()))
+    count = len(members)
+    best = int(on_fit.certified[:count].sum(1).argmax())
+    rows = _network_rows(mixes, members, on_fit, on_test)
+    attacks = _attack_rows(rows, mixes, members, (x, y), threat, settings, on_test, progress)
+    rows = [replace(row, attacked=attacks[row.name].share) if row.name in attacks else row for row in rows]
+    top = replace(rows[best], note="chosen on the fit images", name=f"best single ({fitted.names[best]})")
+    others = _vote_row(fitted, on_fit, on_test, (y_fit, y), count)
+    if settings.cascade:
+        order = on_fit.certified[:count].sum(1).argsort(descending=True).tolist()
+        points = [attacks[name].adversarial for name in mixes if name in attacks][:count]
+        others.append(_cascade_row(networks, order, (x_fit, y_fit), (x, y), threat, settings.bounds, points))
+    others += _oracle_rows(on_fit, on_test, count)
+    failures = {name: ~on_test.certified[n] for n, name in enumerate(mixes)}
+    tests = {
+        "RobBoost against best single": paired_test(failures["RobBoost"], ~on_test.certified[best]),
+        "RobBoost against uniform": paired_test(failures["RobBoost"], failures["uniform"]),
+    }
+    safe = on_test.certified[:count].to(torch.float64)
+    return Comparison(
+        rows=(top, *rows[count:], *others, *rows[:count]),
+        tests=tests,
+        overlap=safe @ safe.T / len(x),
+        names=tuple(members),
+        fitted=fitted,
+        bounds=bounds,
+        margins={name: on_test.margins[n].amin(1) for n, name in enumerate(mixes)},
+        provenance=_provenance(threat, settings, (len(x_fit), len(x)), on_test.rechecked, reason),
+    )
+
+
+def _coordinate(fitted: RobBoost) -> tuple[Solution | None, str]:
+    """The paper's algorithm: kappa 1, coordinate descent, all fit images; l_inf only."""
+    if fitted.threat.norm != "linf":
+        return None, "coordinate descent is defined for linf"
+    sizes = (0.0,) * len(fitted.names)
+    selection = Selection(fitted.bounds_, fitted.scales, Limits(sizes))
+    return selection.solve(1.0, "coordinate", everything=True), ""
+
+
+def _mixes(fitted: RobBoost, faithful: Solution | None) -> dict[str, Tensor]:
+    """Coefficients weight / scale of every row that is a network."""
+    count = len(fitted.names)
+    units = torch.eye(count, dtype=torch.float64) / fitted.scales
+    rows = {f"member {name}": unit for name, unit in zip(fitted.names, units, strict=True)}
+    rows["uniform"] = torch.full((count,), 1 / count, dtype=torch.float64) / fitted.scales
+    rows["RobBoost"] = fitted.weights / fitted.scales
+    if faithful is not None:
+        rows["RobBoost (coordinate descent)"] = torch.tensor(faithful.weights, dtype=torch.float64) / fitted.scales
+    return rows
+
+
+def _network_rows(
+    mixes: Mapping[str, Tensor], members: Mapping[str, nn.Module], on_fit: Settled, on_test: Settled
+) -> list[Row]:
+    sizes = torch.tensor([float32_bytes(member) / 1e6 for member in members.values()], dtype=torch.float64)
+    rows = []
+    for n, (name, mix) in enumerate(mixes.items()):
+        used = mix > 0
+        rows.append(
+            Row(
+                name=name,
+                claim="proved",
+                verified_fit=_errors(on_fit.certified[n]),
+                verified=_errors(on_test.certified[n]),
+                targeted=1 - float((on_test.margins[n] > 0).double().mean()),
+                clean=_errors(on_test.correct[n]),
+                size_mb=float(sizes[used].sum()),
+                members=int(used.sum()),
+            )
+        )
+    return rows
+
+
+def _attack_rows(
+    rows: list[Row],
+    mixes: Mapping[str, Tensor],
+    members: Mapping[str, nn.Module],
+    test: tuple[Tensor, Tensor],
+    threat: Threat,
+    settings: Settings,
+    on_test: Settled,
+    progress: Progress | None,
+) -> dict[str, Attacked]:
+    """Each network attacked; a success on a certified example raises SoundnessError."""
+    if settings.attack is None:
+        return {}
+    found = {}
+    for n, row in enumerate(rows):
+        mix = mixes[row.name]
+        network = Ensemble(list(members.values()), mix / mix.sum(), names=list(members)).pruned()
+        found[row.name] = attack(network, *test, threat, settings=settings.attack, certified=on_test.certified[n])
+        if progress is not None:
+            progress("attack", n + 1, len(rows))
+    return found
+
+
+def _vote_row(
+    fitted: RobBoost, on_fit: Settled, on_test: Settled, labels: tuple[Tensor, Tensor], count: int
+) -> list[Row]:
+    share = on_fit.certified[:count].double().mean(1).clamp(1e-3, 1 - 1e-3)
+    candidates = {
+        "equal weights": torch.full((count,), 1 / count, dtype=torch.float64),
+        "RobBoost's weights": fitted.weights,
+        "log odds of being certified": (share / (1 - share)).log().clamp(min=0),
+    }
+    verdicts = {
+        name: vote_certified(on_fit.margins[:count], on_fit.correct[:count], labels[0], weights)
+        for name, weights in candidates.items()
+    }
+    best = max(verdicts, key=lambda name: int(verdicts[name].sum()))
+    certified = vote_certified(on_test.margins[:count], on_test.correct[:count], labels[1], candidates[best])
+    used = int((candidates[best] > 0).sum())
+    return [Row("weighted voting", "proved", _errors(verdicts[best]), _errors(certified), members=used, note=best)]
+
+
+def _cascade_row(
+    networks: list[nn.Module],
+    order: list[int],
+    fit: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    threat: Threat,
+    method: str,
+    points: list[Tensor],
+) -> Row:
+    cascade = Cascade([networks[t] for t in order], threat, method=method)
+    x, y = test
+    claimed = cascade.certified(x, y)
+    note = "no proof: the attacker chooses which member answers"
+    if points:
+        broken = int(cascade.fooled(x, y, torch.stack(points).to(x.dtype)).sum())
+        note = f"{broken} of its {int(claimed.sum())} 'certified' images fooled by attacks on single members"
+    fit_claimed = cascade.certified(*fit)
+    return Row("cascade", "UNSOUND", _errors(fit_claimed), _errors(claimed), members=len(order), note=note)
+
+
+def _oracle_rows(on_fit: Settled, on_test: Settled, count: int) -> list[Row]:
+    return [
+        Row(
+            name, "oracle", _errors(rule(on_fit.certified[:count])), _errors(rule(on_test.certified[:count])), note=note
+        )
+        for name, rule, note in (
+            ("some member certifies", some_certify, "headroom: no network is known to reach it"),
+            ("all members certify", all_certify, "what the members agree on"),
+        )
+    ]
+
+
+def _errors(good: Tensor) -> Share:
+    return Share(int((~good).sum()), len(good))
+
+
+def _say(progress: Progress | None, part: str) -> Progress | None:
+    if progress is None:
+        return None
+    tell = progress
+    return lambda what, done, total: tell(f"{what}, {part} images", done, total)
+
+
+def _provenance(
+    threat: Threat, settings: Settings, counts: tuple[int, int], rechecked: int, reason: str
+) -> dict[str, Any]:
+    return {
+        "robboost": robboost.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threat": str(threat),
+        "box": "used by the bounds" if threat.box_used else "not used by the bounds",
+        "bounds": settings.bounds,
+        "precision": f"float32, margins summed in float64, {rechecked} close calls bounded in float64",
+        "fit images": counts[0],
+        "test images": counts[1],
+        "attack": None if settings.attack is None else vars(settings.attack),
+        **({"left out": reason} if reason else {}),
+    }

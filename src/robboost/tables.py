@@ -1,0 +1,84 @@
+"""A comparison as text and as HTML, from its plain dictionary: the same code prints fresh and saved results."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["COLUMNS", "cells", "comparison_html", "comparison_text", "percent", "test_sentence"]
+
+COLUMNS = ("", "claim", "verified % fit", "verified % test", "targeted %", "clean %", "attack %", "MB", "members")
+
+
+def percent(share: Mapping[str, Any] | None, *, interval: bool = False) -> str:
+    """ "4.50" or "4.50 [3.38, 5.98]"; "-" where there is none."""
+    if share is None:
+        return "-"
+    text = f"{100 * share['value']:.2f}"
+    return f"{text} [{100 * share['lower']:.2f}, {100 * share['upper']:.2f}]" if interval else text
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """The texts of one row, in the order of COLUMNS."""
+    targeted = row["targeted_verified_error"]
+    return [
+        str(row["name"]),
+        str(row["claim"]),
+        percent(row["verified_error_fit"]),
+        percent(row["verified_error"], interval=True),
+        "-" if targeted is None else f"{100 * targeted:.2f}",
+        percent(row["clean_error"]),
+        percent(row["attack_error"]),
+        "-" if row["size_mb"] is None else f"{row['size_mb']:.2f}",
+        "-" if row["members"] is None else str(row["members"]),
+    ]
+
+
+def test_sentence(name: str, test: Mapping[str, Any]) -> str:
+    """What a paired test says, in words."""
+    gain = test["only_second_fails"] - test["only_first_fails"]
+    verdict = "beyond doubt at 5%" if test["p_value"] < 0.05 else "could be chance"
+    return (
+        f"{name}: {gain:+d} images certified net ({test['only_second_fails']} gained, {test['only_first_fails']} lost,"
+        f" exact paired p = {test['p_value']:.3g}: {verdict})"
+    )
+
+
+def comparison_text(result: Mapping[str, Any]) -> str:
+    """The table in plain text."""
+    table = [list(COLUMNS), *(cells(row) for row in result["rows"])]
+    lines = _aligned(table)
+    notes = [f"{row['name']}: {row['note']}" for row in result["rows"] if row["note"]]
+    tests = [test_sentence(name, test) for name, test in result["tests"].items()]
+    origin = result["provenance"]
+    head = f"{origin['threat']}, {origin['test images']} test images, weights fitted on {origin['fit images']}"
+    return "\n".join([head, *lines, *tests, *notes])
+
+
+def comparison_html(result: Mapping[str, Any]) -> str:
+    """The table in HTML; every name is escaped."""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in COLUMNS)
+    body = "".join(
+        f'<tr class="{html.escape(str(row["claim"]).lower())}">'
+        + "".join(
+            f"<{'th scope=row' if n == 0 else 'td'}>{html.escape(text)}</{'th' if n == 0 else 'td'}>"
+            for n, text in enumerate(cells(row))
+        )
+        + "</tr>"
+        for row in result["rows"]
+    )
+    tests = "".join(f"<li>{html.escape(test_sentence(name, test))}</li>" for name, test in result["tests"].items())
+    notes = "".join(
+        f"<li>{html.escape(row['name'])}: {html.escape(row['note'])}</li>" for row in result["rows"] if row["note"]
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>{tests}{notes}</ul>"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    lines = []
+    for row in table:
+        padded = [text.ljust(widths[n]) if n < 2 else text.rjust(widths[n]) for n, text in enumerate(row)]
+        lines.append("  ".join(padded))
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
