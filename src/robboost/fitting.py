@@ -128,7 +128,7 @@ class RobBoost:
         self.solution = selection.solve(kappa, self.method, everything=True)
         final = selection.judge(f"{self.method}, kappa {kappa:g}, all images", self.solution.weights)
         self.candidates = (final, *solved, *plain)
-        self.chosen = min(self.candidates, key=_rank)
+        self.chosen = selection.without_small(min(self.candidates, key=_rank))
         if progress is not None:
             progress("weights", len(kappas) + 1, len(kappas) + 1)
         self.kappa_ = kappa

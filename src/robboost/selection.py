@@ -17,6 +17,7 @@ __all__ = ["Candidate", "Limits", "Selection"]
 
 # Every third image judges.
 _VALIDATION = 3
+_NEGLIGIBLE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,13 @@ class Selection:
             Share(int((~safe).sum()), len(safe)),
             1 - float((margins > 0).to(torch.float64).mean()),
         )
+
+    def without_small(self, candidate: Candidate) -> Candidate:
+        """The same mix without members of negligible weight, where the validation part does not suffer."""
+        kept = [weight if weight >= _NEGLIGIBLE else 0.0 for weight in candidate.weights]
+        total = sum(kept)
+        trimmed = self.judge(candidate.name, [weight / total for weight in kept]) if total > 0 else candidate
+        return trimmed if trimmed.rank <= candidate.rank else candidate
 
     def single(self) -> list[Candidate]:
         """Each member alone that the limits allow."""

@@ -1,0 +1,5 @@
+"""`python -m robboost` is the command `robboost`."""
+
+from robboost.cli import main
+
+main()

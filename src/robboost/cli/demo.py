@@ -1,0 +1,59 @@
+"""demo: the whole path on data and networks that ship with the package."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from robboost.attacks import AttackSettings
+from robboost.cli.console import progress, show, to_json, write_text
+from robboost.cli.options import JsonOption
+from robboost.comparison import Settings, compare
+from robboost.data import load_dataset
+from robboost.models import Pool, read_pool, save_model
+from robboost.threat import Threat
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the ensemble, the report and the figures.")] = Path(
+        "robboost-demo"
+    ),
+    as_json: JsonOption = False,
+) -> None:
+    """Fit, certify, attack, compare and report, with five small networks on a part of MNIST (all embedded)."""
+    pool = demo_pool()
+    threat = Threat(0.1, clip=(0.0, 1.0))
+    held = load_dataset("mnist-small", split="heldout")
+    test = load_dataset("mnist-small", split="test")
+    settings = Settings(bounds="ibp+crown-ibp", attack=AttackSettings(steps=20, restarts=1))
+    with progress() as tell:
+        result = compare(
+            pool,
+            fit=(held.images, held.labels),
+            test=(test.images, test.labels),
+            threat=threat,
+            settings=settings,
+            progress=tell,
+        )
+    write_text(out / "comparison.json", to_json(result.to_dict()))
+    save_model(result.fitted.ensemble, out / "ensemble.safetensors", {"fit": result.fitted.to_dict()},
+               input_shape=test.input_shape)  # fmt: skip
+    show(result, as_json)
+    if not as_json:
+        typer.echo(f"ensemble: {out / 'ensemble.safetensors'}")
+
+
+def demo_pool() -> Pool:
+    """The five small networks that ship with the package."""
+    with as_file(files("robboost.data") / "demo_pool") as folder:
+        return read_pool(folder)

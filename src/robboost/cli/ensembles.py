@@ -1,0 +1,225 @@
+"""fit, certify, attack, compare: from a pool to an ensemble and its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from robboost.attacks import AttackSettings, attack
+from robboost.certification import certify
+from robboost.cli.console import check_writable, progress, show, to_json, write_text
+from robboost.cli.options import (
+    ArchitectureOption,
+    BoundsOption,
+    ClipOption,
+    DataOption,
+    EpsOption,
+    JsonOption,
+    LimitOption,
+    ModelArgument,
+    NormOption,
+    PoolArgument,
+    ShapeOption,
+    ThreadsOption,
+    open_data,
+    open_pool,
+    open_threat,
+    set_threads,
+)
+from robboost.comparison import Settings, compare
+from robboost.errors import CheckpointError, InputError
+from robboost.fitting import RobBoost
+from robboost.models import load_model, read_metadata, save_model
+
+__all__ = ["register"]
+
+SplitOption = Annotated[str, typer.Option("--split", help="train, heldout or test.")]
+StepsOption = Annotated[int, typer.Option("--steps", help="Gradient steps of the attack (0: no attack in compare).")]
+RestartsOption = Annotated[int, typer.Option("--restarts", help="Starts of the attack.")]
+KappaOption = Annotated[
+    str, typer.Option("--kappa", help="Margin that is safe enough; auto: chosen on a validation part.")
+]
+MembersOption = Annotated[int | None, typer.Option("--max-members", help="At most so many members with weight.")]
+MegabytesOption = Annotated[float | None, typer.Option("--max-megabytes", help="At most so many MB of parameters.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (fit, certify_command, attack_command, compare_command):
+        app.command(name=command.__name__.removesuffix("_command"))(command)
+
+
+def fit(
+    pool: PoolArgument,
+    out: Annotated[Path, typer.Option("--out", help="Where the ensemble goes.")] = Path("ensemble.safetensors"),
+    data: DataOption = None,
+    split: SplitOption = "heldout",
+    limit: LimitOption = None,
+    eps: EpsOption = None,
+    norm: NormOption = None,
+    clip: ClipOption = "0,1",
+    bounds: BoundsOption = "tightest",
+    kappa: KappaOption = "auto",
+    method: Annotated[str, typer.Option("--method", help="auto (proved optimum), coordinate or uniform.")] = "auto",
+    max_members: MembersOption = None,
+    max_megabytes: MegabytesOption = None,
+    architecture: ArchitectureOption = None,
+    input_shape: ShapeOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the weights with the best certificate and save the ensemble as one file."""
+    set_threads(threads)
+    check_writable(out)
+    if out.suffix != ".safetensors":
+        raise InputError(f"--out {out}: expected a name that ends in .safetensors")
+    found = open_pool(pool, architecture, input_shape)
+    threat = open_threat(eps, norm, clip, found.notes)
+    images = open_data(data, found.notes, split, limit)
+    estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=bounds, max_members=max_members,
+                         max_megabytes=max_megabytes)  # fmt: skip
+    with progress() as tell:
+        fitted = estimator.fit(found, images.images, images.labels, progress=tell)
+    notes = {
+        "dataset": images.name,
+        "threat": {"eps": threat.eps, "norm": threat.norm, "clip": None if threat.clip is None else list(threat.clip)},
+        "fit": fitted.to_dict(),
+    }
+    save_model(fitted.ensemble, out, notes, input_shape=images.input_shape)
+    show(fitted, as_json)
+    if not as_json:
+        typer.echo(f"saved         {out}")
+
+
+def certify_command(
+    model: ModelArgument,
+    data: DataOption = None,
+    split: SplitOption = "test",
+    limit: LimitOption = None,
+    eps: EpsOption = None,
+    norm: NormOption = None,
+    clip: ClipOption = "0,1",
+    bounds: BoundsOption = "tightest",
+    architecture: ArchitectureOption = None,
+    input_shape: ShapeOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove robustness image by image, for a network or an ensemble."""
+    set_threads(threads)
+    network, notes = _open_model(model, architecture, input_shape)
+    threat = open_threat(eps, norm, clip, notes)
+    images = open_data(data, notes, split, limit)
+    with progress() as tell:
+        certificate = certify(network, images.images, images.labels, threat, method=bounds, progress=tell)
+    show(certificate, as_json)
+
+
+def attack_command(
+    model: ModelArgument,
+    data: DataOption = None,
+    split: SplitOption = "test",
+    limit: LimitOption = None,
+    eps: EpsOption = None,
+    norm: NormOption = None,
+    clip: ClipOption = "0,1",
+    steps: StepsOption = 40,
+    restarts: RestartsOption = 2,
+    targets: Annotated[str, typer.Option("--targets", help="untargeted, targeted or both.")] = "untargeted",
+    seed: Annotated[int, typer.Option("--seed", help="Of the random starts.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Save the adversarial images as .npz.")] = None,
+    architecture: ArchitectureOption = None,
+    input_shape: ShapeOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try to fool a network or an ensemble by projected gradient descent."""
+    set_threads(threads)
+    if out is not None:
+        check_writable(out)
+    settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed)  # type: ignore[arg-type]
+    network, notes = _open_model(model, architecture, input_shape)
+    threat = open_threat(eps, norm, clip, notes)
+    images = open_data(data, notes, split, limit)
+    result = attack(network, images.images, images.labels, threat, settings=settings)
+    if out is not None:
+        _save_points(out, result.adversarial, images.labels)
+    show(result, as_json)
+
+
+def compare_command(
+    pool: PoolArgument,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    fit_limit: Annotated[int | None, typer.Option("--fit-limit", help="Use so many held-out images.")] = None,
+    eps: EpsOption = None,
+    norm: NormOption = None,
+    clip: ClipOption = "0,1",
+    bounds: BoundsOption = "tightest",
+    kappa: KappaOption = "auto",
+    max_members: MembersOption = None,
+    max_megabytes: MegabytesOption = None,
+    steps: StepsOption = 40,
+    restarts: RestartsOption = 2,
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the result as JSON.")] = None,
+    architecture: ArchitectureOption = None,
+    input_shape: ShapeOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Best single network, uniform average, RobBoost, voting, cascade and oracles in one table."""
+    set_threads(threads)
+    if save is not None:
+        check_writable(save)
+    found = open_pool(pool, architecture, input_shape)
+    threat = open_threat(eps, norm, clip, found.notes)
+    held = open_data(data, found.notes, "heldout", fit_limit)
+    test = open_data(data, found.notes, "test", limit)
+    settings = Settings(
+        bounds=bounds,
+        robboost={"kappa": _kappa(kappa), "max_members": max_members, "max_megabytes": max_megabytes},
+        attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts),
+    )
+    with progress() as tell:
+        result = compare(
+            found,
+            fit=(held.images, held.labels),
+            test=(test.images, test.labels),
+            threat=threat,
+            settings=settings,
+            progress=tell,
+        )
+    if save is not None:
+        write_text(save, to_json(result.to_dict()))
+    show(result, as_json)
+
+
+def _open_model(path: Path, architecture: str | None, input_shape: str | None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model, and what its file says about data and threat."""
+    shape = None if input_shape is None else [int(side) for side in input_shape.split(",")]
+    model = load_model(path, architecture=architecture, input_shape=shape)
+    try:
+        return model, dict(read_metadata(path).notes)
+    except CheckpointError:  # a file that some other tool wrote
+        return model, {}
+
+
+def _kappa(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise InputError(f"--kappa {text!r}: expected a number above zero or auto") from None
+
+
+def _save_points(path: Path, points: torch.Tensor, labels: torch.Tensor) -> None:
+    import numpy as np
+
+    try:
+        with path.open("wb") as stream:
+            np.savez(stream, images=points.cpu().numpy(), labels=labels.cpu().numpy())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); expected a place with space") from None
