@@ -7,6 +7,7 @@ and judges them in float64.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,13 +131,12 @@ def attack(
             SoundnessError, with the example's index, and the point saved next to the message for reproduction.
     """
     x, y = check_examples(model, x, y)
-    generator = torch.Generator(device=x.device).manual_seed(settings.seed)
     was_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         parts = [
             _attack_batch(model, x[start : start + settings.batch_size], y[start : start + settings.batch_size], threat,
-                          settings=settings, generator=generator)
+                          settings=settings)
             for start in range(0, len(x), settings.batch_size)
         ]  # fmt: skip
     finally:
@@ -167,10 +167,11 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
     return torch.cat(parts)
 
 
-def _attack_batch(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, settings: AttackSettings, generator: torch.Generator
-) -> Tensor:
+def _attack_batch(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, settings: AttackSettings) -> Tensor:
     """Per example the worst point seen, in float64 and inside the threat set."""
+    # Seeded by the batch itself: its starts are the same whatever was attacked before, and in whichever process.
+    content = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes())
+    generator = torch.Generator(device=x.device).manual_seed((settings.seed * 2**32 + content) % 2**63)
     with torch.no_grad():
         classes = model(x[:1]).shape[1]
     goals: list[Callable[[Tensor], Tensor]] = []

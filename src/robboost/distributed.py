@@ -137,8 +137,11 @@ def shared_examples(
     `compute` treats batches of `multiple` examples on their own; otherwise by the float rounding of batch sizes.
     """
     x, y = examples
-    if len(x) < processes.size * multiple:
-        raise InputError(f"{len(x)} examples for {processes.size} processes: expected at least {multiple} for each")
+    if -(-len(x) // multiple) < processes.size:
+        raise InputError(
+            f"{len(x)} examples in batches of {multiple} for {processes.size} processes: expected at least one batch"
+            " for each, so take fewer processes or smaller batches"
+        )
     part = processes.part(len(x), multiple=multiple)
     found = compute(x[part], y[part])
     if processes.size == 1:

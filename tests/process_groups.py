@@ -1,0 +1,50 @@
+"""Several real processes joined by gloo, forked from the test so that they start at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from robboost.distributed import Processes, joined
+
+
+def run_processes(size: int, work: Callable[[Processes], Any], *, timeout: float = 60.0) -> list[Any]:
+    """`work(processes)` on each of `size` processes; the results by rank, an exception in place of its result.
+
+    A process that dies without a word leaves None.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    children = [context.Process(target=_child, args=(r, size, port, work, pipes[r][1])) for r in range(size)]
+    for child in children:
+        child.start()
+    for _, writer in pipes:
+        writer.close()
+    results = []
+    for reader, _ in pipes:
+        try:
+            results.append(reader.recv() if reader.poll(timeout) else None)
+        except EOFError:
+            results.append(None)
+    for child in children:
+        child.join(5)
+        if child.is_alive():
+            child.kill()
+    return results
+
+
+def _child(rank: int, size: int, port: int, work: Callable[[Processes], Any], writer: Any) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    try:
+        with joined(timeout=20) as processes:
+            writer.send(work(processes))
+    except Exception as error:
+        writer.send(error)
