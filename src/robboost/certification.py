@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from robboost.errors import InputError
 from robboost.inputs import check_examples
 from robboost.intervals import Share
-from robboost.mixtures import Progress, pool_bounds, settle
+from robboost.mixtures import Progress, prove
 from robboost.models import Ensemble
 from robboost.threat import Threat
 
@@ -32,7 +32,7 @@ class Certificate:
         correct: [N]: the example itself is classified correctly.
         threat: the set; `box_used` says whether the bound made use of the box.
         method: of the bounds.
-        precision: the arithmetic behind `certified`.
+        precision: the arithmetic of the bounds (margins are summed in float64).
         rechecked: number of examples whose decision was close and was made in float64.
     """
 
@@ -162,8 +162,7 @@ def certify_joint(
 ) -> Certificate:
     """The certificate of an ensemble bounded as one network.
 
-    Sound like `certify`, and with the same backward slopes the same; with "tightest" the choice of the best method
-    falls for the whole instead of for each member.
+    Sound like `certify`, and up to rounding the same margins for each single method.
     """
     if not isinstance(ensemble, Ensemble):
         raise InputError(f"ensemble is a {type(ensemble).__name__}: expected an Ensemble (use certify)")
@@ -181,8 +180,7 @@ def _certify(
     progress: Progress | None,
 ) -> Certificate:
     x, y = check_examples(whole, *examples)
-    bounds = pool_bounds(members, x, y, threat, method=method, progress=progress)
-    margins, certified, correct, rechecked = settle(members, x, bounds, [coefficients])
-    return Certificate(
-        margins[0], certified[0], correct[0], threat, method, bounds.precision, threat.box_used, rechecked
+    margins, certified, correct, rechecked = prove(
+        members, x, y, threat, [coefficients], method=method, progress=progress
     )
+    return Certificate(margins[0], certified[0], correct[0], threat, method, "float32", threat.box_used, rechecked)

@@ -18,7 +18,7 @@ from robboost.errors import InputError
 from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
 from robboost.intervals import PairedTest, Share, paired_test
-from robboost.mixtures import Members, PoolBounds, Progress, Settled, named, pool_bounds, settle
+from robboost.mixtures import Members, PoolBounds, Progress, Proof, named, pool_bounds, prove
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
 from robboost.selection import Limits, Selection
@@ -95,7 +95,6 @@ class Comparison:
         overlap: [T, T], share of test examples that both members certify (the diagonal: each alone).
         names: of the members.
         fitted: the `RobBoost` whose mix is in the table.
-        bounds: the members' bounds on the test examples.
         margins: name of the row -> lowest margin of each test example [N], for the rows that are networks.
         provenance: versions, threat, sizes, settings.
     """
@@ -105,7 +104,6 @@ class Comparison:
     overlap: Tensor = field(repr=False)
     names: tuple[str, ...]
     fitted: RobBoost = field(repr=False)
-    bounds: PoolBounds = field(repr=False)
     margins: Mapping[str, Tensor] = field(repr=False)
     provenance: Mapping[str, Any] = field(repr=False)
 
@@ -187,14 +185,15 @@ def compare(
     x, y = check_pool(list(members.values()), *test, list(members))
     networks = list(members.values())
     fit_bounds = pool_bounds(networks, x_fit, y_fit, threat, method=settings.bounds, progress=_say(progress, "fit"))
-    bounds = pool_bounds(networks, x, y, threat, method=settings.bounds, progress=_say(progress, "test"))
     fitted = RobBoost(threat, bounds=settings.bounds, **settings.robboost).fit_bounds(
         members, fit_bounds, progress=progress
     )
     faithful, reason = _coordinate(fitted)
     mixes = _mixes(fitted, faithful)
-    on_fit = settle(networks, x_fit, fit_bounds, list(mixes.values()))
-    on_test = settle(networks, x, bounds, list(mixes.values()))
+    on_fit = _on_fit(fit_bounds, list(mixes.values()))
+    on_test = prove(
+        networks, x, y, threat, list(mixes.values()), method=settings.bounds, progress=_say(progress, "test")
+    )
     count = len(members)
     best = int(on_fit.certified[:count].sum(1).argmax())
     rows = _network_rows(mixes, members, on_fit, on_test)
@@ -219,10 +218,16 @@ def compare(
         overlap=safe @ safe.T / len(x),
         names=tuple(members),
         fitted=fitted,
-        bounds=bounds,
         margins={name: on_test.margins[n].amin(1) for n, name in enumerate(mixes)},
         provenance=_provenance(threat, settings, (len(x_fit), len(x)), on_test.rechecked, reason),
     )
+
+
+def _on_fit(bounds: PoolBounds, mixes: list[Tensor]) -> Proof:
+    """What the mixes certify of the fit images, from bounds that are there already: to choose by, not to publish."""
+    margins = torch.stack([bounds.mix(mix).lower for mix in mixes])
+    correct = torch.stack([bounds.correct(mix) for mix in mixes])
+    return Proof(margins, (margins > 0).all(2) & correct, correct, 0)
 
 
 def _coordinate(fitted: RobBoost) -> tuple[Solution | None, str]:
@@ -247,7 +252,7 @@ def _mixes(fitted: RobBoost, faithful: Solution | None) -> dict[str, Tensor]:
 
 
 def _network_rows(
-    mixes: Mapping[str, Tensor], members: Mapping[str, nn.Module], on_fit: Settled, on_test: Settled
+    mixes: Mapping[str, Tensor], members: Mapping[str, nn.Module], on_fit: Proof, on_test: Proof
 ) -> list[Row]:
     sizes = torch.tensor([float32_bytes(member) / 1e6 for member in members.values()], dtype=torch.float64)
     rows = []
@@ -275,7 +280,7 @@ def _attack_rows(
     test: tuple[Tensor, Tensor],
     threat: Threat,
     settings: Settings,
-    on_test: Settled,
+    on_test: Proof,
     progress: Progress | None,
 ) -> dict[str, Attacked]:
     """Each network attacked; a success on a certified example raises SoundnessError."""
@@ -291,9 +296,7 @@ def _attack_rows(
     return found
 
 
-def _vote_row(
-    fitted: RobBoost, on_fit: Settled, on_test: Settled, labels: tuple[Tensor, Tensor], count: int
-) -> list[Row]:
+def _vote_row(fitted: RobBoost, on_fit: Proof, on_test: Proof, labels: tuple[Tensor, Tensor], count: int) -> list[Row]:
     share = on_fit.certified[:count].double().mean(1).clamp(1e-3, 1 - 1e-3)
     candidates = {
         "equal weights": torch.full((count,), 1 / count, dtype=torch.float64),
@@ -330,7 +333,7 @@ def _cascade_row(
     return Row("cascade", "UNSOUND", _errors(fit_claimed), _errors(claimed), members=len(order), note=note)
 
 
-def _oracle_rows(on_fit: Settled, on_test: Settled, count: int) -> list[Row]:
+def _oracle_rows(on_fit: Proof, on_test: Proof, count: int) -> list[Row]:
     return [
         Row(
             name, "oracle", _errors(rule(on_fit.certified[:count])), _errors(rule(on_test.certified[:count])), note=note

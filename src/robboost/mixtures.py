@@ -24,11 +24,11 @@ __all__ = [
     "Mixed",
     "PoolBounds",
     "Progress",
-    "Settled",
+    "Proof",
     "mix_margins",
     "named",
     "pool_bounds",
-    "settle",
+    "prove",
     "target_classes",
 ]
 
@@ -53,8 +53,8 @@ class Mixed(NamedTuple):
     size: Tensor
 
 
-class Settled(NamedTuple):
-    """Margins of some mixes after close calls were decided in float64: [M, N, C - 1] and [M, N]."""
+class Proof(NamedTuple):
+    """Margins of M mixes, close calls decided in float64, [M, N, C - 1]; verdicts and correctness, [M, N]."""
 
     margins: Tensor
     certified: Tensor
@@ -188,34 +188,97 @@ def pool_bounds(
     )
 
 
-def settle(pool: Sequence[nn.Module], x: Tensor, bounds: PoolBounds, mixes: Sequence[Tensor]) -> Settled:
-    """What is certified under each mix, close calls decided by bounds in float64.
+def prove(
+    pool: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    mixes: Sequence[Tensor],
+    *,
+    method: str = "tightest",
+    progress: Progress | None = None,
+) -> Proof:
+    """What is certified under each mix of the pool, close calls decided by bounds in float64.
+
+    Where `method` names several, a mix gets, pair by pair, the best of: every member under the same one of them, and
+    every member under the one that is tightest for it alone. (The tightest bounds of the members need not be those that
+    add up best: slopes cancel only between bounds that have them.)
 
     Args:
-        pool: the members of `bounds`.
-        x: the examples of `bounds`.
-        bounds: of the members, in either precision.
-        mixes: coefficients [T] of each mix.
+        pool: the members.
+        x: examples [N, *input], checked.
+        y: labels [N].
+        threat: the set.
+        mixes: coefficients [T] of each mix, none negative.
+        method: of `margin_bounds`, or several joined by "+".
+        progress: told after every few examples.
     """
-    found = [bounds.mix(mix) for mix in mixes]
-    margins = torch.stack([part.lower for part in found])
-    correct = torch.stack([bounds.correct(mix) for mix in mixes])
-    near = torch.stack([part.lower.abs() <= _DOUBTFUL * part.size for part in found])
-    # Only where a verdict hangs on a close margin: no other target already denies the certificate.
-    doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0)
-    index = doubtful.nonzero()[:, 0] if bounds.precision == "float32" else doubtful.new_zeros(0, dtype=torch.int64)
-    if len(index):
-        again = pool_bounds(pool, x[index], bounds.labels[index], bounds.threat, method=bounds.method,
-                            precision="float64")  # fmt: skip
-        margins[:, index] = torch.stack([again.mix(mix).lower for mix in mixes])
+    lower, correct, certified, rechecked = [], [], [], 0
+    for start in range(0, len(x), _STEP):
+        part = slice(start, min(start + _STEP, len(x)))
+        margins, near, right = _prove_part(pool, x[part], y[part], threat, mixes, method, "float32")
+        # Only where a verdict hangs on a close margin: no other target already denies the certificate.
+        doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0).nonzero()[:, 0]
+        if len(doubtful):
+            again = _prove_part(pool, x[part][doubtful], y[part][doubtful], threat, mixes, method, "float64")
+            margins[:, doubtful] = again[0]
+            rechecked += len(doubtful)
+        lower.append(margins)
+        correct.append(right)
+        certified.append(_verdicts(margins, right, start, f"{threat}, {method}"))
+        if progress is not None:
+            progress(f"bounds ({method})", part.stop, len(x))
+    return Proof(torch.cat(lower, 1), torch.cat(certified, 1), torch.cat(correct, 1), rechecked)
+
+
+def _prove_part(
+    pool: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    mixes: Sequence[Tensor],
+    method: str,
+    precision: Literal["float32", "float64"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Margins [M, n, C - 1], whether each is too near zero for the precision, and correctness [M, n]."""
+    parts = _parts(method)
+    same = [pool_bounds(pool, x, y, threat, method=part, precision=precision) for part in parts]
+    ways = same if len(same) == 1 else [*same, _tightest(same)]
+    rows, nears = [], []
+    for mix in mixes:
+        best = ways[0].mix(mix)
+        for way in ways[1:]:
+            other = way.mix(mix)
+            better = (other.lower > best.lower) | best.lower.isnan()
+            best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
+        rows.append(best.lower)
+        nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
+    correct = torch.stack([ways[0].correct(mix) for mix in mixes])
+    return torch.stack(rows), torch.stack(nears), correct
+
+
+def _tightest(ways: Sequence[PoolBounds]) -> PoolBounds:
+    """For each member and pair the bound with the largest margin of its own."""
+    members = torch.eye(ways[0].members, dtype=torch.float64)
+    own = torch.stack([torch.stack([way.mix(unit).lower for unit in members]) for way in ways])
+    winner = own.nan_to_num(nan=-torch.inf).argmax(0)
+    slopes, intercepts = ways[0].slopes, ways[0].intercepts
+    for position, way in enumerate(ways[1:], start=1):
+        wins = winner == position
+        slopes = torch.where(wins[..., None], way.slopes, slopes)
+        intercepts = torch.where(wins, way.intercepts, intercepts)
+    return replace(ways[0], slopes=slopes, intercepts=intercepts)
+
+
+def _verdicts(margins: Tensor, correct: Tensor, start: int, what: str) -> Tensor:
     positive = (margins > 0).all(2)
     if bool((positive & ~correct).any()):
         m, n = (positive & ~correct).nonzero()[0].tolist()
         raise SoundnessError(
-            f"example {n} is misclassified, yet all its margin bounds are positive (lowest"
-            f" {float(margins[m, n].min()):.3g}, {bounds.threat}, {bounds.method}): the bounds are wrong; please report"
+            f"example {start + n} is misclassified, yet all its margin bounds are positive (lowest"
+            f" {float(margins[m, n].min()):.3g}, {what}): the bounds are wrong; please report this"
         )
-    return Settled(margins, positive & correct, correct, len(index))
+    return positive & correct
 
 
 def mix_margins(slopes: Tensor, intercepts: Tensor, radius: Tensor, coefficients: Tensor, *, norm: Norm) -> Mixed:
@@ -258,10 +321,14 @@ def target_classes(labels: Tensor, classes: int) -> Tensor:
     return j + (j >= labels[:, None]).to(torch.int64)
 
 
+def _parts(method: str) -> tuple[str, ...]:
+    if method == "tightest":
+        return Options().parts
+    return tuple(part.strip() for part in method.split("+"))
+
+
 def _engine_method(method: str) -> tuple[str, Options | None]:
-    if "+" not in method:
-        return method, None
-    return "tightest", Options(parts=tuple(part.strip() for part in method.split("+")))
+    return ("tightest", Options(parts=_parts(method))) if "+" in method else (method, None)
 
 
 def _by_member(parts: list[Tensor], members: int) -> Tensor:

@@ -1,0 +1,96 @@
+"""The table: its invariants, its choices on the fit images alone, its forms."""
+
+import json
+
+import pytest
+import torch
+from small_pools import examples, pool
+
+from robboost import InputError, Threat, certify, compare
+from robboost.attacks import AttackSettings
+from robboost.comparison import Settings
+
+POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
+FIT, TEST = examples(45, seed=21), examples(50, seed=22)
+SETTINGS = Settings(bounds="ibp+crown", attack=AttackSettings(steps=10, restarts=1))
+
+
+@pytest.fixture(scope="module", params=[("linf", 0.14), ("l2", 0.8)], ids=["linf", "l2"])
+def result(request):
+    norm, eps = request.param
+    return compare(POOL, fit=FIT, test=TEST, threat=Threat(eps, norm, (0, 1)), settings=SETTINGS)
+
+
+def test_certified_below_attacked_below_clean(result):
+    networks = [row for row in result.rows if row.clean is not None]
+    assert len(networks) >= 6
+    for row in networks:
+        assert row.verified.value >= row.attacked.value >= row.clean.value
+        assert row.targeted <= row.verified.value + 1e-12
+
+
+def test_order_between_rows(result):
+    some, every = result.row("some member certifies"), result.row("all members certify")
+    for row in result.rows:
+        if row.name.startswith("member"):
+            assert some.verified.count <= row.verified.count <= every.verified.count
+    assert result.row("cascade").claim == "UNSOUND"
+    assert result.row("weighted voting").claim == "proved"
+    assert any(row.name == "RobBoost (coordinate descent)" for row in result.rows) is (
+        result.fitted.threat.norm == "linf"
+    )
+
+
+def test_figures_equal_the_certificate_of_the_ensemble(result):
+    certificate = certify(result.fitted.ensemble, *TEST, result.fitted.threat, method="ibp+crown")
+    row = result.row("RobBoost")
+    assert row.verified.count == int((~certificate.certified).sum())
+    assert row.clean.count == int((~certificate.correct).sum())
+    assert row.targeted == pytest.approx(certificate.targeted_verified_error)
+    torch.testing.assert_close(result.margins["RobBoost"], certificate.margins.amin(1))
+
+
+def test_best_single_is_chosen_on_the_fit_images(result):
+    members = [row for row in result.rows if row.name.startswith("member")]
+    best = min(members, key=lambda row: row.verified_fit.count)
+    top = result.rows[0]
+    assert top.name.startswith("best single")
+    assert (top.verified_fit, top.verified) == (best.verified_fit, best.verified)
+
+
+def test_overlap_and_tests(result):
+    members = [row for row in result.rows if row.name.startswith("member")]
+    assert [1 - row.verified.value for row in members] == pytest.approx(result.overlap.diagonal().tolist())
+    assert torch.equal(result.overlap, result.overlap.T)
+    test = result.tests["RobBoost against uniform"]
+    uniform, ours = result.row("uniform").verified.count, result.row("RobBoost").verified.count
+    assert test.difference == uniform - ours
+
+
+def test_forms(result):
+    values = json.loads(json.dumps(result.to_dict()))
+    assert len(values["rows"]) == len(result.rows)
+    assert result.to_pandas().loc["RobBoost", "verified error"] == 100 * result.row("RobBoost").verified.value
+    text, page = str(result), result._repr_html_()
+    assert "RobBoost against uniform" in text
+    assert "member <conv>" in text
+    assert "&lt;conv&gt;" in page
+    assert "<conv>" not in page
+    with pytest.raises(InputError, match="row 'x'"):
+        result.row("x")
+
+
+def test_without_attack_and_cascade():
+    plain = compare(POOL, fit=FIT, test=TEST, threat=Threat(0.05), settings=Settings("ibp", attack=None, cascade=False))
+    assert all(row.attacked is None for row in plain.rows)
+    assert all(row.name != "cascade" for row in plain.rows)
+
+
+def test_bad_input():
+    threat = Threat(0.05)
+    with pytest.raises(InputError, match="for all rows alike"):
+        compare(POOL, fit=FIT, test=TEST, threat=threat, settings=Settings(robboost={"bounds": "ibp"}))
+    with pytest.raises(InputError, match="member wide: model does not take"):
+        compare(POOL, fit=FIT, test=(TEST[0][:, :, :3], TEST[1]), threat=threat)
+    with pytest.raises(InputError, match="member wide: labels reach"):
+        compare(POOL, fit=(FIT[0], FIT[1] + 9), test=TEST, threat=threat)
