@@ -125,3 +125,15 @@ def test_solver_on_a_stored_problem_equals_the_solver_on_arrays(tmp_path, screen
     solution = solve(streamed_problem(stream, stream.intercepts(), kappa=0.2))
     assert solution.objective == pytest.approx(memory.objective, rel=2e-6)
     assert solution.gap < 1e-6
+
+
+def test_some_members_alone(tmp_path):
+    store = filled(tmp_path / "s", storage="int8")
+    whole = StoredColumns(store, factors=(1.0, 2.0, 3.0))
+    part = whole.take_members([2, 0])
+    assert torch.equal(part.load(), whole.load()[[2, 0]])
+    assert torch.equal(part.intercepts(), whole.intercepts()[[2, 0]])
+    assert torch.equal(part.take_members([1]).take(torch.tensor([4])), whole.take(torch.tensor([4]))[[0]])
+    for wrong in ((3,), ()):
+        with pytest.raises(InputError, match="expected positions below 3"):
+            StoredColumns(store, members=wrong)

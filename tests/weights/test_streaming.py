@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robboost.errors import InputError
-from robboost.weights import HeldSlopes, SolverSettings, margins, solve, streamed_problem, weight_problem
+from robboost.weights import HeldSlopes, SolverSettings, SomePairs, margins, solve, streamed_problem, weight_problem
 from robboost.weights.oracle import checked_pass, reference_pass
 from robboost.weights.verify import DualPoint, recompute
 
@@ -84,6 +84,24 @@ def test_take_pairs_and_every_hold_the_rows_that_they_name():
     assert torch.equal(sample.intercepts, c[:, rows])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_of_a_stream_equal_parts_of_the_arrays(seed):
+    slopes, c = _arrays(60)
+    kept = torch.rand(60, generator=torch.Generator().manual_seed(seed)) < 0.5
+    kept[:9] = seed > 0
+    stream = SomePairs(_Slabs(slopes), kept).take_members([2, 0])
+    problem = streamed_problem(stream, c[[2, 0]][:, kept])
+    expected = weight_problem(slopes[[2, 0]][:, kept], c[[2, 0]][:, kept], 1.0)
+    a = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    assert torch.allclose(margins(problem, a), margins(expected, a), rtol=1e-13)
+    assert torch.equal(problem.take_pairs(torch.arange(0, 20, 3)).slopes, expected.slopes[:, :20:3])
+    spread = stream.spread(10)
+    assert len(spread) >= 3
+    assert torch.equal(stream.take(spread), expected.slopes[:, spread])
+    whole = streamed_problem(_Slabs(slopes), c)
+    assert torch.allclose(margins(whole.take_members([1]), [1.0]), margins(whole, [0.0, 1.0, 0.0, 0.0]), rtol=1e-13)
+
+
 def test_refusals():
     slopes, c = _arrays(10)
     with pytest.raises(InputError, match=r"intercepts have shape \(4, 9\)"):
@@ -97,8 +115,6 @@ def test_refusals():
     problem = streamed_problem(HeldSlopes(slopes), c)
     with pytest.raises(InputError, match="method='coordinate' needs the slopes in memory"):
         solve(problem, method="coordinate")
-    with pytest.raises(InputError, match=r"members=\[0\] of a streamed problem"):
-        problem.take_members([0])
     with pytest.raises(InputError, match="expected `runs`"):
         problem.run(slice(0, 2))
     broken = slopes.clone()

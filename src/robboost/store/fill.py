@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robboost.bounds import margin_bounds
+from robboost.bounds import Options, margin_bounds
 from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
 from robboost.observability import event, span
@@ -30,6 +30,7 @@ _SHARD_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20
 # Float64 temporaries per element of a batch: slope, column, its decoded twin, their difference and its size.
 _TEMPORARY = 48
+_BOUNDS_MEMORY = 2**30
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class FillSettings:
     """How bounds are computed and stored.
 
     Attributes:
-        method: of `margin_bounds`.
+        method: of `margin_bounds`; "a+b" takes the tighter of methods a and b for each pair.
         precision: arithmetic of the bounds, "float32" or "float64".
         storage: "float32", "float16" (half the bytes), "int8" (a quarter) or "float64"; the error of every pair is kept
             and taken off its intercept, so that each is sound.
@@ -114,8 +115,12 @@ def margin_columns(
     = c + <slope, centre - x> (the box is in both, for l_inf). Slopes and radii are multiplied in float64.
     """
     images = like(member, x)
+    # A fixed share of memory, not of what happens to be free: the bits must not depend on it.
+    options = Options(memory=_BOUNDS_MEMORY)
+    if "+" in method:
+        method, options = "tightest", replace(options, parts=tuple(part.strip() for part in method.split("+")))
     with span("bounds"):
-        found = margin_bounds(member, images, y.to(images.device), threat, method, precision=precision)  # type: ignore[arg-type]
+        found = margin_bounds(member, images, y.to(images.device), threat, method, precision=precision, options=options)  # type: ignore[arg-type]
     with span("columns"):
         slope = found.slope.detach().flatten(2).to("cpu", torch.float64)
         intercept = found.intercept.detach().to("cpu", torch.float64)

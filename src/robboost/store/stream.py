@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -43,6 +43,7 @@ class StoredColumns:
         slab_bytes: bytes of one slab; `ahead` + 1 of them are held.
         factors: positive number for each member that its columns are multiplied by while they are read, in float32 (or
             float64, if stored so): the inverse of its scale Z_t. Multiply the intercepts alike.
+        members: the members that are read, by position; None: all.
         ahead: slabs that are read while one is computed on.
         threads: reads under way at a time.
     """
@@ -51,6 +52,7 @@ class StoredColumns:
     processes: Processes = ALONE
     slab_bytes: int = _SLAB_BYTES
     factors: tuple[float, ...] | None = None
+    members: tuple[int, ...] | None = None
     ahead: int = 2
     threads: int = 2
     _slabs: tuple[_Slab, ...] = field(init=False, repr=False)
@@ -59,7 +61,9 @@ class StoredColumns:
         for name in ("slab_bytes", "ahead", "threads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
-        members = len(self.store.identity.members)
+        members = len(self._members)
+        if members == 0 or not set(self._members) <= set(range(len(self.store.identity.members))):
+            raise InputError(f"members={self.members}: expected positions below {len(self.store.identity.members)}")
         if self.factors is not None and (len(self.factors) != members or not all(0 < f < inf for f in self.factors)):
             raise InputError(f"factors={self.factors}: expected {members} positive numbers, one for each member")
         self.store.require_complete()
@@ -75,7 +79,7 @@ class StoredColumns:
     @property
     def shape(self) -> tuple[int, int, int]:
         """[T, n, d], n of this process."""
-        return len(self.store.identity.members), self.pairs.stop - self.pairs.start, self.store.identity.dim
+        return len(self._members), self.pairs.stop - self.pairs.start, self.store.identity.dim
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,11 +100,11 @@ class StoredColumns:
 
         The next slabs are read meanwhile. A slab is valid until the next one is asked for: its memory is used again.
         """
-        members, _, d = self.shape
+        count, _, d = self.shape
         if not self._slabs:
             return
         longest = max(s.pairs.stop - s.pairs.start for s in self._slabs)
-        free: deque[Array] = deque(np.empty((members, longest, d), self._kind) for _ in range(self.ahead + 1))
+        free: deque[Array] = deque(np.empty((count, longest, d), self._kind) for _ in range(self.ahead + 1))
         waiting: deque[tuple[_Slab, Array, list[Future[None]]]] = deque()
         offset = self.pairs.start
         with ThreadPoolExecutor(self.threads, thread_name_prefix="robboost-read") as pool:
@@ -109,7 +113,7 @@ class StoredColumns:
                 while True:
                     while free and (slab := next(todo, None)) is not None:
                         buffer = free.popleft()
-                        jobs = [pool.submit(self._read, slab, t, buffer[t]) for t in range(members)]
+                        jobs = [pool.submit(self._read, slab, i, buffer[i]) for i in range(count)]
                         waiting.append((slab, buffer, jobs))
                     if not waiting:
                         return
@@ -117,9 +121,8 @@ class StoredColumns:
                     with span("waiting for the disk"):
                         for job in jobs:
                             job.result()
-                    count = slab.pairs.stop - slab.pairs.start
                     part = slice(slab.pairs.start - offset, slab.pairs.stop - offset)
-                    yield part, torch.from_numpy(buffer)[:, :count]
+                    yield part, torch.from_numpy(buffer)[:, : part.stop - part.start]
                     free.append(buffer)
             finally:
                 for _, _, jobs in waiting:
@@ -128,7 +131,7 @@ class StoredColumns:
 
     def intercepts(self) -> Tensor:
         """Sound intercepts [T, n] of this process's pairs, float64, times the factors."""
-        mine = self.store.intercepts()[:, self.pairs]
+        mine = self.store.intercepts()[list(self._members), self.pairs]
         return mine if self.factors is None else mine * torch.tensor(self.factors, dtype=torch.float64)[:, None]
 
     def load(self) -> Tensor:
@@ -149,9 +152,9 @@ class StoredColumns:
             inside = np.flatnonzero(shards == shard)
             rows = wanted[inside] - starts[shard]
             raw = np.empty((len(rows), d), self.store.disk.dtype)
-            for t in range(members):
+            for i, t in enumerate(self._members):
                 self.store.disk.read_rows(t, int(shard), rows, raw)
-                self._decode(t, int(shard), rows, raw, found[t, inside[0] : inside[-1] + 1])
+                self._decode(i, int(shard), rows, raw, found[i, inside[0] : inside[-1] + 1])
         return torch.from_numpy(found)
 
     def spread(self, count: int) -> Tensor:
@@ -162,12 +165,21 @@ class StoredColumns:
         index = (chosen[:, None] * size + np.arange(min(size, max(1, count)))).reshape(-1)
         return torch.from_numpy(index[index < self.shape[1]])
 
+    def take_members(self, members: Sequence[int]) -> StoredColumns:
+        """The columns of some of these members alone; the others are not read."""
+        factors = None if self.factors is None else tuple(self.factors[i] for i in members)
+        return replace(self, members=tuple(self._members[i] for i in members), factors=factors)
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return tuple(range(len(self.store.identity.members))) if self.members is None else self.members
+
     @property
     def _kind(self) -> Any:
         return np.float32 if self.dtype == torch.float32 else self.store.disk.dtype
 
-    def _read(self, slab: _Slab, member: int, out: Array) -> None:
-        count = slab.pairs.stop - slab.pairs.start
+    def _read(self, slab: _Slab, place: int, out: Array) -> None:
+        count, member = slab.pairs.stop - slab.pairs.start, self._members[place]
         with span("reading (all threads)"):
             disk = self.store.disk
             if disk.dtype == out.dtype and self.factors is None:
@@ -176,17 +188,17 @@ class StoredColumns:
             raw = np.empty((count, out.shape[1]), disk.dtype)
             disk.read_columns(member, slab.shard, slab.first, raw)
             start = slab.first * self.store.identity.chunk_pairs
-            self._decode(member, slab.shard, np.arange(start, start + count), raw, out[:count])
+            self._decode(place, slab.shard, np.arange(start, start + count), raw, out[:count])
 
-    def _decode(self, member: int, shard: int, rows: Array, raw: Array, out: Array) -> None:
+    def _decode(self, place: int, shard: int, rows: Array, raw: Array, out: Array) -> None:
         """Steps of int8 first, to the columns that the errors belong to; then the member's factor."""
-        scales = self.store.scales(member, shard)
+        scales = self.store.scales(self._members[place], shard)
         if scales is None:
             out[:] = raw
         else:
             np.multiply(raw, scales[rows, None], out=out, dtype=np.float32)
         if self.factors is not None:
-            np.multiply(out, out.dtype.type(self.factors[member]), out=out)
+            np.multiply(out, out.dtype.type(self.factors[place]), out=out)
 
 
 def _slabs(store: BoundStore, slab_bytes: int) -> list[_Slab]:

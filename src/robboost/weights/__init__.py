@@ -4,7 +4,7 @@ from robboost.weights.problem import WeightProblem, weight_problem
 from robboost.weights.scaling import Normalisers, normalisers
 from robboost.weights.solution import Progress, Solution, SolverSettings
 from robboost.weights.solve import solve, solve_weights
-from robboost.weights.streaming import HeldSlopes, SlopeStream, streamed_problem
+from robboost.weights.streaming import HeldSlopes, SlopeStream, SomePairs, streamed_problem
 from robboost.weights.verify import margins, objective
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Normalisers",
     "Progress",
     "SlopeStream",
+    "SomePairs",
     "Solution",
     "SolverSettings",
     "WeightProblem",

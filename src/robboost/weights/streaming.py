@@ -7,7 +7,7 @@ numbers a pair; the T * d numbers of its slopes stay where they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError
 from robboost.weights.problem import Array, WeightProblem, weight_problem
 
-__all__ = ["HeldSlopes", "SlopeStream", "StreamedProblem", "streamed_problem"]
+__all__ = ["HeldSlopes", "SlopeStream", "SomePairs", "StreamedProblem", "streamed_problem"]
 
 # Bytes of the even part of the pairs that a solver may hold to find its starting point.
 _SAMPLE_BYTES = 64 * 2**20
@@ -41,6 +41,10 @@ class SlopeStream(Protocol):
 
     def spread(self, count: int) -> torch.Tensor:
         """About `count` pairs from all over, by index, that are cheap to take together."""
+        ...
+
+    def take_members(self, members: Sequence[int]) -> SlopeStream:
+        """The stream of a part of the pool."""
         ...
 
 
@@ -68,6 +72,45 @@ class HeldSlopes:
 
     def spread(self, count: int) -> torch.Tensor:
         return torch.arange(0, self.held.shape[1], max(1, self.held.shape[1] // max(1, count)))
+
+    def take_members(self, members: Sequence[int]) -> HeldSlopes:
+        return HeldSlopes(self.held[list(members)])
+
+
+@dataclass(frozen=True, eq=False)
+class SomePairs:
+    """The part of a stream where `kept` [n] says so. All of it is read; what is left out costs reading only."""
+
+    stream: SlopeStream
+    kept: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        members, _, dim = self.stream.shape
+        return members, int(self.kept.sum()), dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stream.dtype
+
+    def slabs(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        position = 0
+        for part, slopes in self.stream.slabs():
+            inside = slopes[:, self.kept[part]]
+            if inside.shape[1]:
+                yield slice(position, position + inside.shape[1]), inside
+            position += inside.shape[1]
+
+    def take(self, pairs: torch.Tensor) -> torch.Tensor:
+        return self.stream.take(self.kept.nonzero()[:, 0][pairs])
+
+    def spread(self, count: int) -> torch.Tensor:
+        share = int(self.kept.sum()) / max(1, self.kept.numel())
+        chosen = self.stream.spread(int(count / share) if share else 0)
+        return (self.kept.cumsum(0) - 1)[chosen[self.kept[chosen]]]
+
+    def take_members(self, members: Sequence[int]) -> SomePairs:
+        return SomePairs(self.stream.take_members(members), self.kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +173,15 @@ class StreamedProblem(WeightProblem):
         mine = self.stream.spread(share) + self.first if share else torch.zeros(0, dtype=torch.int64)
         return self.take_pairs(self.whole(mine))
 
-    def take_members(self, members: Sequence[int]) -> WeightProblem:
-        raise InputError(f"members={list(members)} of a streamed problem: expected a store of those members alone")
+    def take_members(self, members: Sequence[int]) -> StreamedProblem:
+        """The problem of a part of the pool; the slopes of the others are not read."""
+        chosen = list(members)
+        return replace(
+            self,
+            slopes=self.slopes[chosen],
+            intercepts=self.intercepts[chosen],
+            stream=self.stream.take_members(chosen),
+        )
 
     def run(self, part: slice) -> WeightProblem:
         raise InputError(f"{part} of a streamed problem: expected `runs`, which visits it in order")
