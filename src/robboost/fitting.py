@@ -15,8 +15,9 @@ from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
 from robboost.selection import Candidate, Limits, Selection
+from robboost.stored import StoredBounds
 from robboost.threat import Threat
-from robboost.weights import Solution, normalisers
+from robboost.weights import Solution
 
 __all__ = ["RobBoost"]
 
@@ -61,7 +62,7 @@ class RobBoost:
     kappa_: float
     candidates: tuple[Candidate, ...]
     chosen: Candidate
-    bounds_: PoolBounds
+    bounds_: PoolBounds | StoredBounds
     notes: tuple[str, ...]
 
     def __init__(
@@ -103,15 +104,17 @@ class RobBoost:
         found = pool_bounds(list(members.values()), images, labels, self.threat, method=self.bounds, progress=progress)
         return self.fit_bounds(members, found, progress=progress)
 
-    def fit_bounds(self, pool: Members, bounds: PoolBounds, *, progress: Progress | None = None) -> RobBoost:
-        """The same from bounds that are there already."""
+    def fit_bounds(
+        self, pool: Members, bounds: PoolBounds | StoredBounds, *, progress: Progress | None = None
+    ) -> RobBoost:
+        """The same from bounds that are there already, in memory or in a store (see `stored_bounds`)."""
         self._check()
         members = named(pool)
         if bounds.threat != self.threat:
             raise InputError(f"bounds hold for {bounds.threat}: expected those for {self.threat}")
         if len(members) != bounds.members:
             raise InputError(f"pool has {len(members)} members and bounds {bounds.members}: expected the same pool")
-        scale = normalisers(bounds.intercepts.flatten(1))
+        scale = bounds.scales()
         scales = torch.tensor(scale.values, dtype=torch.float64)
         sizes = tuple(float32_bytes(member) / 1e6 for member in members.values())
         selection = Selection(bounds, scales, Limits(sizes, self.max_members, self.max_megabytes))

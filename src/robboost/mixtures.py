@@ -18,6 +18,7 @@ from robboost.errors import InputError, SoundnessError
 from robboost.inputs import in_float64
 from robboost.models import Pool
 from robboost.threat import Norm, Threat
+from robboost.weights import Normalisers, WeightProblem, normalisers, weight_problem
 
 __all__ = [
     "Members",
@@ -25,6 +26,7 @@ __all__ = [
     "PoolBounds",
     "Progress",
     "Proof",
+    "correct_under",
     "mix_margins",
     "named",
     "pool_bounds",
@@ -105,11 +107,31 @@ class PoolBounds:
 
     def correct(self, coefficients: Tensor) -> Tensor:
         """Whether the true logit of sum_t coefficient_t f_t alone is the largest, in float64: [N]."""
-        chosen = coefficients.to(dtype=torch.float64, device=self.logits.device)
-        logits = torch.einsum("t,tnc->nc", chosen, self.logits)
-        true = logits.gather(1, self.labels[:, None])
-        others = logits.scatter(1, self.labels[:, None], -torch.inf)
-        return (true > others).all(1) & ~logits.isnan().any(1)
+        return correct_under(coefficients, self.logits, self.labels)
+
+    def lower(self, mixes: Tensor) -> Tensor:
+        """Lower bounds of the margins [M, N, C - 1] of mixes [M, T]."""
+        return torch.stack([self.mix(mix).lower for mix in mixes])
+
+    def scales(self) -> Normalisers:
+        """Scale of each member."""
+        return normalisers(self.intercepts.flatten(1))
+
+    def pairs_of(self, examples: Tensor) -> Tensor:
+        """Mask of the pairs of the examples where `examples` [N] is true, as `problem` counts them."""
+        return examples.repeat_interleave(self.slopes.shape[2])
+
+    def problem(self, scales: Tensor) -> WeightProblem:
+        """The solver's problem: members divided by their scales, one row per (example, target) pair."""
+        members, count, targets, size = self.slopes.shape
+        factor = (1 / scales).to(self.slopes.dtype)
+        radius = self.radius if self.radius.ndim == 0 else self.radius.repeat_interleave(targets, dim=0)
+        return weight_problem(
+            (self.slopes * factor[:, None, None, None]).view(members, count * targets, size),
+            (self.intercepts / scales[:, None, None]).view(members, count * targets),
+            radius,
+            norm=self.threat.norm,
+        )
 
     def take(self, examples: Tensor) -> PoolBounds:
         """The part for some examples (positions)."""
@@ -121,6 +143,14 @@ class PoolBounds:
             logits=self.logits[:, examples],
             labels=self.labels[examples],
         )
+
+
+def correct_under(coefficients: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether the true logit of sum_t coefficient_t logits_t alone is the largest: logits [T, N, C] -> [N]."""
+    mixed = torch.einsum("t,tnc->nc", coefficients.to(dtype=torch.float64, device=logits.device), logits)
+    true = mixed.gather(1, labels[:, None])
+    others = mixed.scatter(1, labels[:, None], -torch.inf)
+    return (true > others).all(1) & ~mixed.isnan().any(1)
 
 
 def named(pool: Members) -> dict[str, nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from robboost.errors import InputError
 from robboost.intervals import Share
 from robboost.mixtures import PoolBounds
-from robboost.weights import Solution, WeightProblem, solve, weight_problem
+from robboost.stored import StoredBounds
+from robboost.weights import Solution, solve
 
 __all__ = ["Candidate", "Limits", "Selection"]
 
@@ -64,16 +65,15 @@ class Selection:
         limits: which members may be used together.
     """
 
-    def __init__(self, bounds: PoolBounds, scales: Tensor, limits: Limits) -> None:
-        self.scales = scales.to(bounds.slopes.device)
+    def __init__(self, bounds: PoolBounds | StoredBounds, scales: Tensor, limits: Limits) -> None:
+        self.scales = scales.to(bounds.labels.device)
         self.limits = limits
-        position = torch.arange(len(bounds), device=bounds.slopes.device)
+        position = torch.arange(len(bounds), device=bounds.labels.device)
         held = position % _VALIDATION == _VALIDATION - 1
         # Too few images to part with: the same ones solve and judge.
         self._judging = bounds.take(position[held]) if bool(held.any()) else bounds
-        self._whole = _problem(bounds, self.scales)
-        pairs = torch.repeat_interleave(~held, bounds.slopes.shape[2])
-        self._solving = self._whole.take_pairs(pairs)
+        self._whole = bounds.problem(self.scales)
+        self._solving = self._whole.only(bounds.pairs_of(~held))
         if not any(limits.allow([t]) for t in range(bounds.members)):
             smallest = min(limits.sizes)
             raise InputError(f"max_megabytes={limits.megabytes}: expected at least {smallest:g}, the smallest member")
@@ -103,15 +103,19 @@ class Selection:
 
     def judge(self, name: str, weights: Sequence[float]) -> Candidate:
         """The mix's verified error on the validation part."""
-        coefficients = torch.tensor(weights, dtype=torch.float64, device=self.scales.device) / self.scales
-        margins = self._judging.mix(coefficients).lower
-        safe = (margins > 0).all(1) & self._judging.correct(coefficients)
-        return Candidate(
-            name,
-            tuple(float(weight) for weight in weights),
-            Share(int((~safe).sum()), len(safe)),
-            1 - float((margins > 0).to(torch.float64).mean()),
-        )
+        return self._judge({name: weights})[0]
+
+    def _judge(self, mixes: Mapping[str, Sequence[float]]) -> list[Candidate]:
+        """Several mixes together: bounds on disk are read once."""
+        weights = torch.tensor(list(mixes.values()), dtype=torch.float64, device=self.scales.device)
+        margins = self._judging.lower(weights / self.scales)
+        candidates = []
+        for n, (name, chosen) in enumerate(mixes.items()):
+            safe = (margins[n] > 0).all(1) & self._judging.correct(weights[n] / self.scales)
+            targeted = 1 - float((margins[n] > 0).to(torch.float64).mean())
+            share = Share(int((~safe).sum()), len(safe))
+            candidates.append(Candidate(name, tuple(float(weight) for weight in chosen), share, targeted))
+        return candidates
 
     def without_small(self, candidate: Candidate) -> Candidate:
         """The same mix without members of negligible weight, where the validation part does not suffer."""
@@ -124,22 +128,9 @@ class Selection:
         """Each member alone that the limits allow."""
         count = len(self.limits.sizes)
         allowed = [t for t in range(count) if self.limits.allow([t])]
-        return [self.judge(f"member {t} alone", [float(s == t) for s in range(count)]) for t in allowed]
+        return self._judge({f"member {t} alone": [float(s == t) for s in range(count)] for t in allowed})
 
     def uniform(self) -> list[Candidate]:
         """The plain average, where the limits allow all members."""
         count = len(self.limits.sizes)
         return [self.judge("uniform", [1 / count] * count)] if self.limits.allow(range(count)) else []
-
-
-def _problem(bounds: PoolBounds, scales: Tensor) -> WeightProblem:
-    """Bounds divided by the scales, one row per (example, target) pair."""
-    members, count, targets, size = bounds.slopes.shape
-    factor = (1 / scales).to(bounds.slopes.dtype)
-    radius = bounds.radius if bounds.radius.ndim == 0 else bounds.radius.repeat_interleave(targets, dim=0)
-    return weight_problem(
-        (bounds.slopes * factor[:, None, None, None]).view(members, count * targets, size),
-        (bounds.intercepts / scales[:, None, None]).view(members, count * targets),
-        radius,
-        norm=bounds.threat.norm,
-    )

@@ -97,6 +97,10 @@ class WeightProblem:
             radius=radius,
         )
 
+    def only(self, kept: torch.Tensor) -> WeightProblem:
+        """The problem of the pairs where `kept` [n] is true."""
+        return self.take_pairs(kept)
+
     def every(self, step: int) -> WeightProblem:
         """The problem of every `step`-th pair, as a view: nothing is copied."""
         radius = self.radius[::step].contiguous() if self.radius.ndim == 2 else self.radius

@@ -165,6 +165,18 @@ class StreamedProblem(WeightProblem):
         rows = self.stream.take(mine - self.first).permute(1, 0, 2).contiguous()
         return self._held(self.whole(rows.to(self.device)).permute(1, 0, 2), index)
 
+    def only(self, kept: torch.Tensor) -> StreamedProblem:
+        """The problem of the pairs where `kept` [n] is true. Nothing is loaded: the others are read and left out."""
+        local = kept[self.first : self.first + self.stream.shape[1]].cpu()
+        return replace(
+            self,
+            slopes=self.slopes[:, : int(kept.sum())],
+            intercepts=self.intercepts[:, kept],
+            radius=self.radius[kept] if self.radius.ndim == 2 else self.radius,
+            stream=SomePairs(self.stream, local),
+            first=int(kept[: self.first].sum()),
+        )
+
     def every(self, step: int) -> WeightProblem:
         """The problem of about one pair in `step`, in memory and never larger than 64 MiB: pieces from all over."""
         per_pair = self.n_members * self.dim * self.slopes.element_size()
