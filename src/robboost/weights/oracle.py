@@ -13,7 +13,7 @@ import torch
 from robboost.errors import InputError
 from robboost.weights.problem import Norm, WeightProblem
 
-__all__ = ["Pass", "checked_pass", "evaluate_columns", "fast_pass", "reference_pass"]
+__all__ = ["Pass", "answer", "checked_pass", "evaluate_columns", "fast_pass", "reference_pass"]
 
 # Below this many numbers the reference is done before a compiled kernel has started.
 _WORTH_COMPILING = 500_000
@@ -36,24 +36,25 @@ class Pass:
 
 
 def evaluate_columns(columns: torch.Tensor, weights: torch.Tensor, width: float, norm: Norm) -> Pass:
-    """One pass over columns [T, m, d] in float64.
+    """One pass over columns [T, m, d] in float64."""
+    norms, dual = answer(torch.einsum("t,tmd->md", weights, columns), width, norm)
+    return Pass(norms=norms, slopes=torch.einsum("md,tmd->mt", dual, columns))
 
-    `width` smooths the minorant: d = clip(A a / width, -1, 1) for l_inf threats, A a / max(||A a||, width) for l_2. At
-    width 0 it is a subgradient. For l_1 the minorant is the single largest entry, whatever the width.
+
+def answer(mixed: torch.Tensor, width: float, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Norms [m] of mixed columns [m, d], and for each the attacker's (smoothed) best answer d [m, d].
+
+    d = clip(u / width, -1, 1) for l_inf threats, u / max(||u||, width) for l_2; at width 0 a subgradient. For l_1 it is
+    the sign of the single largest entry, whatever the width.
     """
-    mixed = torch.einsum("t,tmd->md", weights, columns)
     if norm == "linf":
-        norms = mixed.abs().sum(1)
-        dual = (mixed / width).clamp(-1.0, 1.0) if width > 0 else mixed.sign()
-    elif norm == "l2":
+        return mixed.abs().sum(1), (mixed / width).clamp(-1.0, 1.0) if width > 0 else mixed.sign()
+    if norm == "l2":
         norms = torch.linalg.vector_norm(mixed, dim=1)
         # The clamp keeps 0 / 0 out; 0 is a valid d there.
-        dual = mixed / norms.clamp(min=max(width, torch.finfo(torch.float64).tiny))[:, None]
-    else:
-        norms, where = mixed.abs().max(dim=1)
-        dual = torch.zeros_like(mixed)
-        dual.scatter_(1, where[:, None], mixed.gather(1, where[:, None]).sign())
-    return Pass(norms=norms, slopes=torch.einsum("md,tmd->mt", dual, columns))
+        return norms, mixed / norms.clamp(min=max(width, torch.finfo(torch.float64).tiny))[:, None]
+    norms, where = mixed.abs().max(dim=1)
+    return norms, torch.zeros_like(mixed).scatter_(1, where[:, None], mixed.gather(1, where[:, None]).sign())
 
 
 def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0) -> Pass:

@@ -24,6 +24,9 @@ class SolverSettings:
         max_passes: limit on passes over the slopes, including those of the proof.
         max_seconds: limit on wall-clock time; the pass under way and the proof are finished.
         threads: CPU threads of the compiled kernel.
+        eliminate: pairs that are left out first: "none"; "exact", those that cost nothing under any mix (the solution
+            is that of all pairs); "paper", also those that all members or no member certifies (section 4), which makes
+            it another problem: loss, bound and gap are then those of the remaining pairs.
         epochs: `coordinate`: sweeps over the members.
         order: `coordinate`: "random" (the paper's) or "cyclic".
         seed: `coordinate`: seed of the random order.
@@ -33,6 +36,7 @@ class SolverSettings:
     max_passes: int = 100
     max_seconds: float = math.inf
     threads: int = 1
+    eliminate: Literal["none", "exact", "paper"] = "none"
     epochs: int = 3
     order: Literal["random", "cyclic"] = "random"
     seed: int = 0
@@ -45,6 +49,8 @@ class SolverSettings:
                 raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
         if not self.max_seconds > 0:
             raise InputError(f"max_seconds={self.max_seconds}: expected above 0")
+        if self.eliminate not in ("none", "exact", "paper"):
+            raise InputError(f"eliminate={self.eliminate!r}: expected 'none', 'exact' or 'paper'")
         if self.order not in ("random", "cyclic"):
             raise InputError(f"order={self.order!r}: expected 'random' or 'cyclic'")
 

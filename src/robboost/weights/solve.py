@@ -10,6 +10,7 @@ from robboost.weights.coordinate import solve_coordinate
 from robboost.weights.optimum import Clock, finish, solve_auto
 from robboost.weights.oracle import checked_pass
 from robboost.weights.problem import Array, WeightProblem, weight_problem
+from robboost.weights.screening import member_margins
 from robboost.weights.solution import Solution, SolverSettings, check_method
 
 __all__ = ["solve", "solve_weights"]
@@ -52,6 +53,10 @@ def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSetti
     """`solve_weights` for a problem that was checked before."""
     chosen = check_method(method)
     limits = settings or SolverSettings()
+    if limits.eliminate != "none":
+        if problem.slopes.is_meta:
+            raise InputError(f"eliminate={limits.eliminate!r} needs the slopes in memory: expected 'none' for a stream")
+        problem = _remaining(problem, limits.eliminate)
     if chosen == "auto":
         return solve_auto(problem, limits)
     if chosen == "coordinate":
@@ -64,3 +69,14 @@ def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSetti
     clock.passes += 1
     bundle.improve_bound()
     return finish(problem, bundle, clock, method="uniform", status="not-optimised")
+
+
+def _remaining(problem: WeightProblem, rule: str) -> WeightProblem:
+    """The problem without the pairs that `rule` eliminates; the first pair stays if all would go."""
+    corners = member_margins(problem)
+    gone = (corners >= problem.kappa).all(0)
+    if rule == "paper":
+        gone = gone | (corners > 0).all(0) | ~(corners > 0).any(0)
+    if bool(gone.all()):
+        gone[0] = False
+    return problem.take_pairs(~gone)
