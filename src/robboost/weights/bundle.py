@@ -67,7 +67,7 @@ class Bundle:
 
     @property
     def gap(self) -> float:
-        return relative_gap(self.best_value, self.bound)
+        return self._gap(self.bound)
 
     def improve_bound(self, tolerance: float = 1e-9) -> torch.Tensor:
         """Minimises the model made of all cuts: its multipliers are a proof, its minimiser [T] a candidate."""
@@ -80,7 +80,7 @@ class Bundle:
         """Looks for a proof of at most `gap` that needs the newest pass alone: it is cheaper to check."""
         if len(self.proof) > 1:
             model = _minimise_cuts(self.cuts[-1], self.cuts[-1:], self.problem.kappa, tolerance=tolerance)
-            if relative_gap(self.best_value, model.bound) <= gap:
+            if self._gap(model.bound) <= gap:
                 self._prove(self.cuts[-1:], model)
 
     def _prove(self, cuts: list[Cut], model: _CutMinimum) -> None:
@@ -95,6 +95,9 @@ class Bundle:
         """Minimises the best pass's cuts plus curvature around it: Newton's step with the hinge kept exact."""
         best = self._needed()
         return _minimise_cuts(best, [best], self.problem.kappa, curvature=curvature, tolerance=tolerance).weights
+
+    def _gap(self, bound: float) -> float:
+        return relative_gap(self.best_value, bound, self.problem.kappa * self.problem.n_pairs)
 
     def _needed(self) -> Cut:
         if self.best is None:

@@ -13,6 +13,8 @@ __all__ = ["Curvature", "estimate_curvature"]
 
 # Pairs that are read: for so many rows, within limits, and never more than this share of the pairs that cost something.
 _ROWS, _FEWEST, _MOST, _PART = 200_000, 64, 600, 8
+# Small problems are read whole, if there are so many rows per weight that steps gain more than the read costs.
+_WHOLE = 1500
 # Rows near zero from which the curvature of an l_1 norm is read: this share, and at least so many per weight.
 _SHARE, _ROWS_PER_MEMBER = 0.03, 30
 # Of the rows read, the most that may be called near zero.
@@ -44,6 +46,8 @@ def estimate_curvature(
     """
     active = (costs > 0).nonzero()[:, 0]
     count = min(_MOST, max(_FEWEST, _ROWS // problem.dim), active.numel() // _PART)
+    if count < _FEWEST and active.numel() * problem.dim >= _WHOLE * problem.n_members:
+        count = min(_FEWEST, active.numel())
     wanted = max(int(_SHARE * count * problem.dim), _ROWS_PER_MEMBER * problem.n_members)
     if problem.norm == "l1" or count == 0 or wanted > _NEAR * count * problem.dim:
         return None

@@ -121,7 +121,7 @@ def _search(
             curved = not curved
         gap_before = min(gap, gap_before)
         best = bundle.best
-        allowed = _SMOOTHING * clock.settings.gap * bundle.best_value
+        allowed = _SMOOTHING * clock.settings.gap * max(bundle.best_value, 1e-3 * problem.kappa * problem.n_pairs)
         curvature = estimate_curvature(problem, best.weights, best.costs, allowed) if best is not None else None
         if curvature is None:
             current, width = candidate, 0.0
@@ -148,7 +148,7 @@ def finish(problem: WeightProblem, bundle: Bundle, clock: Clock, *, method: Meth
     checked = recompute(problem, bundle.best.weights, bundle.proof, threads=clock.settings.threads)
     clock.passes += checked.passes
     lower = min(checked.bound, checked.loss)
-    gap = relative_gap(checked.loss, lower)
+    gap = relative_gap(checked.loss, lower, problem.kappa * problem.n_pairs)
     if gap <= clock.settings.gap:
         status = "optimal"
     elif status == "optimal":

@@ -20,7 +20,7 @@ class SolverSettings:
     """When to stop, and on what to run.
 
     Attributes:
-        gap: relative gap at which `auto` stops: `(objective - lower bound) / objective`.
+        gap: relative gap at which `auto` stops, as in `Solution.gap`.
         max_passes: limit on passes over the slopes, including those of the proof.
         max_seconds: limit on wall-clock time; the pass under way and the proof are finished.
         threads: CPU threads of the compiled kernel.
@@ -75,7 +75,7 @@ class Solution:
 
     Attributes:
         weights: [T], none negative, sum 1; of the members as they were handed in.
-        gap: `(objective - lower_bound) / objective`, 0 where the objective is 0.
+        gap: `(objective - lower_bound) / objective`; relative to a thousandth of kappa a pair where the loss is less.
         status: "optimal" (gap reached), "pass-limit", "time-limit", "stalled" (no further progress in float64; for
             `coordinate`: the sweeps are done), or "not-optimised" (uniform).
         passes: how often the slopes were read, parts counted as fractions, the proof included.
@@ -147,9 +147,12 @@ class Solution:
         return "\n".join(lines)
 
 
-def relative_gap(objective: float, lower_bound: float) -> float:
-    """`(objective - lower_bound) / objective`, 0 where the bound is met."""
-    return max(0.0, objective - lower_bound) / objective if objective > 0 else 0.0
+def relative_gap(objective: float, lower_bound: float, scale: float) -> float:
+    """`(objective - lower_bound) / max(objective, scale / 1000)`, where `scale` is what no margin at all would cost.
+
+    The second term is for optima at or near zero, which no weights in floating point attain.
+    """
+    return max(0.0, objective - lower_bound) / max(objective, 1e-3 * scale)
 
 
 def check_method(method: str) -> Method:

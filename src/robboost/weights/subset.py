@@ -35,7 +35,8 @@ class SubsetSolution:
     Attributes:
         weights: [T], zero outside `members`.
         objective: loss of these weights; lower_bound: no mix within the budget has less.
-        proved: the search is complete, so the gap between the two is that of the solver's settings.
+        gap: as in `Solution`.
+        proved: the search is complete, so the gap is that of the solver's settings.
         nodes: subproblems solved.
     """
 
@@ -43,12 +44,9 @@ class SubsetSolution:
     members: tuple[int, ...]
     objective: float
     lower_bound: float
+    gap: float
     proved: bool
     nodes: int
-
-    @property
-    def gap(self) -> float:
-        return relative_gap(self.objective, self.lower_bound)
 
 
 def best_subset(
@@ -73,7 +71,7 @@ def best_subset(
     finished: list[float] = []
     while open_nodes and search.nodes < max_nodes:
         bound, _, forced, allowed = heapq.heappop(open_nodes)
-        if relative_gap(best[0], bound) <= limits.gap:
+        if search.gap(best[0], bound) <= limits.gap:
             finished.append(bound)
             continue
         found = search.solve(allowed)
@@ -97,15 +95,16 @@ def best_subset(
                 heapq.heappush(open_nodes, (child.lower_bound, next(order), keep, left))
             else:
                 finished.append(child.lower_bound)
-    lower = min([node[0] for node in open_nodes] + finished, default=0.0)
     chosen = search.solve(best[1])
-    proved = not open_nodes or relative_gap(best[0], min(node[0] for node in open_nodes)) <= limits.gap
+    lower = min([node[0] for node in open_nodes] + finished + [chosen.objective])
+    proved = not open_nodes or search.gap(best[0], min(node[0] for node in open_nodes)) <= limits.gap
     weights = tuple(search.weight(chosen, best[1], t) for t in range(problem.n_members))
     return SubsetSolution(
         weights=weights,
         members=tuple(t for t, w in enumerate(weights) if w > 0),
         objective=chosen.objective,
-        lower_bound=min(lower, chosen.objective),
+        lower_bound=lower,
+        gap=search.gap(chosen.objective, lower),
         proved=proved,
         nodes=search.nodes,
     )
@@ -121,6 +120,9 @@ class _Search:
     @property
     def nodes(self) -> int:
         return len(self.solved)
+
+    def gap(self, objective: float, bound: float) -> float:
+        return relative_gap(objective, bound, self.problem.kappa * self.problem.n_pairs)
 
     def solve(self, members: frozenset[int]) -> Solution:
         if members not in self.solved:

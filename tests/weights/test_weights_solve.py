@@ -7,36 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
+from weight_solvers import highs_optimum
 
 import robboost as rb
 from robboost.weights import Solution, SolverSettings, margins, objective, weight_problem
-
-
-def highs_optimum(slopes, intercepts, radius, kappa=1.0):
-    """The loss as a linear program: v_n >= kappa - c.a + sum_i s_ni, s_ni >= |u_ni|, solved by HiGHS."""
-    members, n, d = slopes.shape
-    columns = (np.asarray(slopes, dtype=np.float64) * radius).transpose(1, 2, 0).reshape(n * d, members)
-    size = members + n + n * d
-    cost = np.zeros(size)
-    cost[members : members + n] = 1
-    rows = np.zeros((2 * n * d + n, size))
-    limits = np.zeros(2 * n * d + n)
-    for k, sign in enumerate((1.0, -1.0)):
-        block = slice(k * n * d, (k + 1) * n * d)
-        rows[block, :members] = sign * columns
-        rows[block, members + n :] = -np.eye(n * d)
-    for i in range(n):
-        row = 2 * n * d + i
-        rows[row, :members] = -np.asarray(intercepts)[:, i]
-        rows[row, members + i] = -1
-        rows[row, members + n + i * d : members + n + (i + 1) * d] = 1
-        limits[row] = -kappa
-    equal = np.zeros((1, size))
-    equal[0, :members] = 1
-    found = linprog(cost, A_ub=rows, b_ub=limits, A_eq=equal, b_eq=[1.0], bounds=[(0, None)] * size, method="highs")
-    assert found.status == 0
-    return found.fun
 
 
 def test_hand_computed_pair():
