@@ -1,0 +1,127 @@
+"""The compiled kernels against the float64 twin, and the twin against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import robboost as rb
+from robboost.weights import weight_problem
+from robboost.weights.kernel_cpu import cpu_pass
+from robboost.weights.oracle import fast_pass, reference_pass
+
+# Units of the last place of float32 that a sum over a block may lose.
+ROUNDING = 64 * 2.0**-24
+
+CASES = [
+    (12, 5, 784, torch.float32),
+    (11, 4, 3072, torch.float32),
+    (3, 20, 17, torch.float32),
+    (64, 3, 600, torch.float32),
+    (1, 2, 1, torch.float32),
+    (5, 6, 513, torch.float64),
+    (12, 5, 784, torch.float16),
+    (3, 4, 1030, torch.bfloat16),
+    (7, 9, 33, torch.float16),
+]
+
+
+def make(members, pairs, dim, dtype, kind, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    slopes = torch.randn(members, pairs, dim, generator=generator).to(dtype)
+    radius = {"scalar": 0.3, "input": torch.rand(dim, generator=generator)}.get(kind)
+    if radius is None:
+        radius = torch.rand(pairs, dim, generator=generator)
+    problem = weight_problem(slopes, torch.zeros(members, pairs), radius)
+    a = torch.rand(members, generator=generator, dtype=torch.float64)
+    return problem, a / a.sum()
+
+
+def test_twin_by_hand():
+    problem = weight_problem(np.array([[[1.0, -4.0]], [[3.0, 0.0]]]), np.zeros((2, 1)), [1.0, 0.5])
+    a = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    # Columns (1, -2) and (3, 0); mixed (2, -1); norm 3; signs (1, -1) give minorants 3 and 3.
+    sharp = reference_pass(problem, a)
+    assert sharp.norms.tolist() == [3.0]
+    assert sharp.slopes.tolist() == [[3.0, 3.0]]
+    # Smoothed at width 2: d = (1, -1/2), minorants 1 + 1 and 3.
+    assert reference_pass(problem, a, 2.0).slopes.tolist() == [[2.0, 3.0]]
+
+
+@pytest.mark.parametrize("width", [0.0, 0.05])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_minorants_are_below_the_norm_everywhere_and_meet_it(norm, width):
+    rng = np.random.default_rng(0)
+    slopes = rng.normal(size=(4, 30, 9))
+    problem = weight_problem(slopes, np.zeros((4, 30)), 1.0, norm=norm)
+    a = torch.full((4,), 0.25, dtype=torch.float64)
+    here = reference_pass(problem, a, width)
+    order = {"linf": 1, "l2": 2, "l1": np.inf}[norm]
+    for b in np.concatenate([rng.normal(size=(50, 4)), np.eye(4)]):
+        norms = np.linalg.norm(np.einsum("t,tnd->nd", b, slopes), order, axis=1)
+        assert (here.slopes.numpy() @ b <= norms + 1e-12).all()
+    if width == 0 or norm == "l1":
+        assert here.slopes @ a == pytest.approx(here.norms)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "input", "pair"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cpu_kernel_is_its_twin(case, kind):
+    problem, a = make(*case, kind)
+    scale = problem.columns(slice(None)).abs().sum(2).amax(0)
+    for width in (0.02, 0.0):
+        twin = reference_pass(problem, a, width)
+        double = cpu_pass(problem.slopes, problem.radius, a, width, double=True)
+        assert bool(((double.norms - twin.norms).abs() <= 1e-13 * scale).all())
+        assert bool(((double.slopes - twin.slopes).abs() <= 1e-13 * scale[:, None]).all())
+        fast = cpu_pass(problem.slopes, problem.radius, a, width, threads=2)
+        assert bool(((fast.norms - twin.norms).abs() <= ROUNDING * scale).all())
+        # The dual itself is rounded: by 2^-24 / width per entry where it is not clipped.
+        room = ROUNDING * (1 + (problem.columns(slice(None)).abs().amax() / width if width else 0))
+        if width:
+            assert bool(((fast.slopes - twin.slopes).abs() <= room * scale[:, None]).all())
+
+
+def test_cpu_kernel_takes_strided_views():
+    problem, a = make(4, 60, 40, torch.float32, "pair")
+    for view in (problem.every(7), problem.run(slice(13, 31))):
+        twin = reference_pass(view, a, 0.02)
+        fast = cpu_pass(view.slopes, view.radius, a, 0.02)
+        assert torch.allclose(fast.norms, twin.norms, rtol=1e-6)
+        assert torch.allclose(fast.slopes, twin.slopes, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_kernels_do_not_swallow_what_is_not_a_number(dtype, bad):
+    slopes = torch.randn(4, 300, 450).to(dtype)
+    slopes[2, 177, 449] = bad
+    with pytest.raises(rb.InputError, match="pair 177"):
+        rb.solve_weights(slopes, torch.ones(4, 300), 0.1)
+
+
+def test_small_float16_numbers_keep_their_value():
+    # Subnormal numbers of float16 included.
+    slopes = (2.0 ** torch.arange(-24, -8, dtype=torch.float64)).to(torch.float16).repeat(3, 2, 1)
+    problem = weight_problem(slopes, torch.zeros(3, 2), 1.0)
+    a = torch.full((3,), 1 / 3, dtype=torch.float64)
+    fast = cpu_pass(slopes, problem.radius, a, 0.0, double=True)
+    assert fast.norms == pytest.approx(reference_pass(problem, a).norms, rel=1e-14)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; its CPU twin is above")
+@pytest.mark.parametrize("kind", ["scalar", "input", "pair"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gpu_kernel_is_its_twin(case, kind):
+    problem, a = make(*case, kind)
+    moved = weight_problem(problem.slopes.cuda(), problem.intercepts, problem.radius)
+    scale = problem.columns(slice(None)).abs().sum(2).amax(0)
+    for width in (0.02, 0.0):
+        twin = reference_pass(problem, a, width)
+        double, fast = (fast_pass(moved, a.cuda(), width, double=flag) for flag in (True, False))
+        assert bool(((double.norms.cpu() - twin.norms).abs() <= 1e-13 * scale).all())
+        # The inverse width itself is float32 in the kernel; the minorant is that of a width next to it.
+        assert bool(((double.slopes.cpu() - twin.slopes).abs() <= 1e-6 * scale[:, None]).all())
+        assert bool(((fast.norms.cpu() - twin.norms).abs() <= ROUNDING * scale).all())
