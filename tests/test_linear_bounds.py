@@ -3,11 +3,13 @@
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 from robboost.errors import DataError, InputError, SoundnessError
 from robboost.exchange import (
@@ -156,6 +158,31 @@ def test_auto_lirpa_dictionary(threat):
     np.testing.assert_allclose(bounds.intercepts, own.intercepts, atol=1e-5)
     np.testing.assert_allclose(bounds.margins(), own.margins(), atol=1e-5)
     assert bounds.names == ("a", "b")
+
+
+def test_what_auto_lirpa_returned():
+    """Stored from auto_LiRPA 0.3, method CROWN, for two networks and four images (on PyTorch 2.13, with the names that it
+    misses there put back): the adapter takes it, and the engine of RobBoost arrives at the same bounds."""
+    stored = load_file(Path(__file__).parent / "files" / "auto_lirpa.safetensors")
+    x, y, threat = stored["x"], stored["y"], Threat(0.05, clip=(0, 1))
+    results, members = [], []
+    for t in range(2):
+        entry = {
+            "lA": stored[f"{t}.lA"],
+            "uA": None,
+            "lbias": stored[f"{t}.lbias"],
+            "ubias": None,
+            "unstable_idx": None,
+        }
+        results.append({"/12": {"/input.1": entry}})
+        member = build("conv 4 4x4/2, fc 12", (1, 8, 8), num_classes=3).eval()
+        member.load_state_dict({name: stored[f"{t}.state.{name}"] for name in member.state_dict()})
+        members.append(member)
+    bounds = from_auto_lirpa(results, x, threat)
+    assert check_linear_bounds(bounds, members, x, y, threat, points=64) >= -1e-6
+    own = linear_bounds(members, x, y, threat, method="crown")
+    np.testing.assert_allclose(bounds.margins(), own.margins(), atol=1e-5)
+    np.testing.assert_allclose(bounds.slopes, own.slopes, atol=1e-5)
 
 
 def test_auto_lirpa_by_hand():

@@ -114,7 +114,8 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 
 def _entry_fits(entry: Any, data_bytes: int) -> bool:
-    if not isinstance(entry, dict) or entry.get("dtype") not in _ITEM_BYTES:
+    dtype = entry.get("dtype") if isinstance(entry, dict) else None
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list):
@@ -123,7 +124,7 @@ def _entry_fits(entry: Any, data_bytes: int) -> bool:
         return False
     if len(shape) > MAX_AXES or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
         return False
-    return bool(math.prod(shape) * _ITEM_BYTES[entry["dtype"]] == offsets[1] - offsets[0])
+    return bool(math.prod(shape) * _ITEM_BYTES[dtype] == offsets[1] - offsets[0])
 
 
 def _no_constant(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,9 @@ def read_state_dicts(path: str | Path) -> list[State]:
     compares the sizes that the file claims with the bytes that it has, so that nothing large is allocated on its word.
     """
     file = existing_file(path)
-    if zipfile.is_zipfile(file):
+    with file.open("rb") as stream:
+        zipped = stream.read(4) == b"PK\x03\x04"  # how PyTorch tells its two formats apart
+    if zipped:
         check_zip(file)
     claimed = _storages(_load(file, "meta"), file)
     total = sum(storage.nbytes() for storage in claimed)
