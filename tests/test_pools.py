@@ -51,6 +51,13 @@ def test_folder_without_a_manifest_and_list_of_files(tmp_path):
     assert read_pool(tmp_path / "m1.safetensors").names == ("m1",)
 
 
+def test_list_of_folders_and_files(tmp_path):
+    write_pool(tmp_path / "a", members(2))
+    write_pool(tmp_path / "b", members(3)[2:])
+    assert read_pool([tmp_path / "b", tmp_path / "a" / "m1.safetensors"]).names == ("m2", "m1")
+    assert read_pool([tmp_path / "a", tmp_path / "b"]).names == ("m0", "m1", "m2")
+
+
 def test_list_of_members_in_one_checkpoint(tmp_path):
     torch.save({"state_dict": [member.model.state_dict() for member in members()]}, tmp_path / "all.pth")
     found = read_pool(tmp_path, architecture="conv 2 4x4/2, fc 5", input_shape=TINY)

@@ -76,7 +76,7 @@ def read_pool(
     input_shape: Sequence[int] | None = None,
     num_classes: int | None = None,
 ) -> Pool:
-    """All networks of a folder (by its manifest.json, or every model file in it) or of a list of files.
+    """All networks of a folder (by its manifest.json, or every model file in it), a file, or a list of those.
 
     Every file is found and, with a manifest, compared with its SHA-256 before the first is loaded; the first broken one
     is named. Members must be different networks for the same input shape and number of classes. The other arguments are
@@ -166,7 +166,7 @@ def write_pool(
 
 def _entries(source: str | Path | Sequence[str | Path]) -> tuple[list[tuple[Path, dict[str, Any]]], dict[str, Any]]:
     if not isinstance(source, (str, Path)):
-        return [(existing_file(path), {}) for path in source], {}
+        return [entry for path in source for entry in _entries(path)[0]], {}
     folder = Path(source)
     if not folder.is_dir():
         return [(existing_file(folder), {})], {}
