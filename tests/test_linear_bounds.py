@@ -161,7 +161,7 @@ def test_auto_lirpa_dictionary(threat):
 
 
 def test_what_auto_lirpa_returned():
-    """Stored from auto_LiRPA 0.3, method CROWN, for two networks and four images: the adapter takes it, and the engine of
+    """Stored from auto_LiRPA 0.3, method CROWN, two networks, four images: the adapter takes it, and the engine of
     RobBoost arrives at the same bounds. (On PyTorch 2.13 that version runs only with missing names put back.)"""
     stored = load_file(Path(__file__).parent / "files" / "auto_lirpa.safetensors")
     x, y, threat = stored["x"], stored["y"], Threat(0.05, clip=(0, 1))
