@@ -16,6 +16,16 @@ def run_processes(size: int, work: Callable[[Processes], Any], *, timeout: float
 
     A process that dies without a word leaves None.
     """
+
+    def join() -> Any:
+        with joined(timeout=20) as processes:
+            return work(processes)
+
+    return run_ranks(size, join, timeout=timeout)
+
+
+def run_ranks(size: int, work: Callable[[], Any], *, timeout: float = 60.0) -> list[Any]:
+    """The same without joining: the processes find what torchrun would have told them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -39,12 +49,11 @@ def run_processes(size: int, work: Callable[[Processes], Any], *, timeout: float
     return results
 
 
-def _child(rank: int, size: int, port: int, work: Callable[[Processes], Any], writer: Any) -> None:
+def _child(rank: int, size: int, port: int, work: Callable[[], Any], writer: Any) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     try:
-        with joined(timeout=20) as processes:
-            writer.send(work(processes))
+        writer.send(work())
     except Exception as error:
         writer.send(error)

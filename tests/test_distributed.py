@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_groups import run_processes
+from process_groups import run_processes, run_ranks
 from small_stores import THREAT, examples, filled, fingerprint, pool, settings
 
 import robboost as rb
@@ -218,3 +218,46 @@ def test_under_torchrun(tmp_path):
     subprocess.run([*command, str(tmp_path / "s")], env=environment, check=True, capture_output=True, timeout=120)
     filled(tmp_path / "alone")
     assert fingerprint(tmp_path / "s") == fingerprint(tmp_path / "alone")
+
+
+def test_commands_share_the_work_and_print_one_result(tmp_path, monkeypatch):
+    """certify and attack under several processes print, once, what one process prints."""
+    import contextlib
+    import io
+    import json
+
+    from robboost.cli import main
+
+    network = sorted((Path(rb.__file__).parent / "data" / "demo_pool").glob("*.safetensors"))[0]
+    asked = [str(network), "--data", "mnist-small", "--limit", "21", "--eps", "0.1", "--json"]
+
+    def command(*arguments: str) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:
+            main([arguments[0], *asked, *arguments[1:]])
+        assert end.value.code == 0
+        return printed.getvalue()
+
+    def without_resources(text: str) -> dict:
+        values = json.loads(text)
+        del values["resources"]
+        return values
+
+    certify = ("certify", "--bounds", "ibp")
+    alone = without_resources(command(*certify))
+    first, second = run_ranks(2, lambda: command(*certify))
+    assert second == ""
+    assert without_resources(first) == alone
+    monkeypatch.setattr(AttackSettings, "batch_size", 8)
+    monkeypatch.setattr(AttackSettings.__init__, "__defaults__", _defaults(batch_size=8))
+    attack = ("attack", "--steps", "3")
+    alone = without_resources(command(*attack))
+    first, second = run_ranks(2, lambda: command(*attack))
+    assert second == ""
+    assert without_resources(first) == alone
+
+
+def _defaults(**changes: object) -> tuple[object, ...]:
+    import dataclasses
+
+    return tuple(changes.get(f.name, f.default) for f in dataclasses.fields(AttackSettings))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import click
 import typer
 
 import robboost
-from robboost.cli import catalogue, demo, ensembles
+from robboost.cli import catalogue, demo, ensembles, stores
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
+from robboost.observability import log_json, profiled, resources
 
 __all__ = ["app", "main"]
 
@@ -24,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (demo, ensembles, catalogue):
+for part in (demo, stores, ensembles, catalogue):
     part.register(app)
 
 
@@ -36,11 +39,29 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Say on stderr where the time and memory went.")] = False,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Append events to this file, one JSON object a line.")
+    ] = None,
 ) -> None:
     del version
+    if log is not None:
+        context.with_resource(log_json(context.with_resource(log.open("a", encoding="utf-8"))))
+    if profile:
+        context.with_resource(_profile())
+
+
+@contextmanager
+def _profile() -> Iterator[None]:
+    with profiled() as found:
+        yield
+    peak = resources()
+    gpu = "" if peak.gpu is None else f", {peak.gpu / 1e6:.0f} MB on the GPU"
+    sys.stderr.write(f"{found}\npeak memory                      {peak.memory / 1e6:.0f} MB{gpu}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,10 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from robboost.distributed import Processes, joined
 from robboost.errors import InputError
 from robboost.mixtures import Progress as Tell
+from robboost.observability import resources
 
-__all__ = ["fail", "progress", "show", "write_text"]
+__all__ = ["fail", "progress", "show", "together", "write_text"]
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -53,10 +55,22 @@ def progress() -> Iterator[Tell]:
         yield tell
 
 
+@contextmanager
+def together() -> Iterator[tuple[Processes, Tell | None]]:
+    """The processes of the job, one without torchrun; the first shows progress for all."""
+    with joined() as processes:
+        if processes.rank > 0:
+            yield processes, None
+            return
+        with progress() as tell:
+            yield processes, tell
+
+
 def show(result: Any, as_json: bool) -> None:
     """A result on stdout: its text, or its dictionary as JSON."""
     if as_json:
-        typer.echo(to_json(result if isinstance(result, Mapping) else result.to_dict()))
+        values = result if isinstance(result, Mapping) else result.to_dict()
+        typer.echo(to_json({**values, "resources": resources().to_dict()}))
     else:
         typer.echo(str(result))
 

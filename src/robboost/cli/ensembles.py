@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from robboost.attacks import AttackSettings, attack
 from robboost.certification import certify
-from robboost.cli.console import check_writable, progress, show, to_json, write_text
+from robboost.cli.console import check_writable, progress, show, to_json, together, write_text
 from robboost.cli.options import (
     ArchitectureOption,
     BoundsOption,
@@ -31,9 +32,14 @@ from robboost.cli.options import (
     set_threads,
 )
 from robboost.comparison import Settings, compare
+from robboost.data import Dataset
+from robboost.distributed import Processes, shared_examples
 from robboost.errors import CheckpointError, InputError
 from robboost.fitting import RobBoost
-from robboost.models import load_model, read_metadata, save_model
+from robboost.models import Pool, load_model, read_metadata, save_model
+from robboost.store import BoundStore
+from robboost.stored import StoredBounds, stored_bounds
+from robboost.threat import Threat
 
 __all__ = ["register"]
 
@@ -67,6 +73,10 @@ def fit(
     method: Annotated[str, typer.Option("--method", help="auto (proved optimum), coordinate or uniform.")] = "auto",
     max_members: MembersOption = None,
     max_megabytes: MegabytesOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", help="Stream the bounds that `robboost bounds` left here (and their method)."),
+    ] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
     threads: ThreadsOption = None,
@@ -80,10 +90,19 @@ def fit(
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
     images = open_data(data, found.notes, split, limit)
-    estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=bounds, max_members=max_members,
-                         max_megabytes=max_megabytes)  # fmt: skip
-    with progress() as tell:
-        fitted = estimator.fit(found, images.images, images.labels, progress=tell)
+    with together() as (processes, tell):
+        stored = _stored(store, found, images, threat, processes)
+        if stored is None and processes.size > 1:
+            raise InputError(f"{processes.size} processes without --store: expected bounds that they can share")
+        engine = bounds if stored is None else stored.method
+        estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=engine, max_members=max_members,
+                             max_megabytes=max_megabytes)  # fmt: skip
+        if stored is None:
+            fitted = estimator.fit(found, images.images, images.labels, progress=tell)
+        else:
+            fitted = estimator.fit_bounds(found, stored, progress=tell)
+    if processes.rank > 0:
+        return
     notes = {
         "dataset": images.name,
         "threat": {"eps": threat.eps, "norm": threat.norm, "clip": None if threat.clip is None else list(threat.clip)},
@@ -93,6 +112,17 @@ def fit(
     show(fitted, as_json)
     if not as_json:
         typer.echo(f"saved         {out}")
+
+
+def _stored(
+    store: str | None, pool: Pool, images: Dataset, threat: Threat, processes: Processes
+) -> StoredBounds | None:
+    if store is None:
+        return None
+    found = stored_bounds(BoundStore.open(store), pool.models, (images.images, images.labels), processes=processes)
+    if found.threat != threat:
+        raise InputError(f"--store {store} holds bounds for {found.threat}: expected {threat}, so name another store")
+    return found
 
 
 def certify_command(
@@ -114,9 +144,15 @@ def certify_command(
     network, notes = _open_model(model, architecture, input_shape)
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    with progress() as tell:
-        certificate = certify(network, images.images, images.labels, threat, method=bounds, progress=tell)
-    show(certificate, as_json)
+    with together() as (processes, tell):
+        network.to(processes.device)
+        certificate = shared_examples(
+            processes,
+            (images.images, images.labels),
+            lambda x, y: certify(network, x, y, threat, method=bounds, progress=tell),
+        )
+    if processes.rank == 0:
+        show(certificate, as_json)
 
 
 def attack_command(
@@ -145,7 +181,18 @@ def attack_command(
     network, notes = _open_model(model, architecture, input_shape)
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    result = attack(network, images.images, images.labels, threat, settings=settings)
+    with together() as (processes, _):
+        network.to(processes.device)
+        # A batch for each process, at least.
+        settings = replace(settings, batch_size=min(settings.batch_size, -(-len(images) // processes.size)))
+        result = shared_examples(
+            processes,
+            (images.images, images.labels),
+            lambda x, y: attack(network, x, y, threat, settings=settings),
+            multiple=settings.batch_size,
+        )
+    if processes.rank > 0:
+        return
     if out is not None:
         _save_points(out, result.adversarial, images.labels)
     show(result, as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,6 +114,43 @@ class BoundStore:
                 " run `robboost bounds` again to compute them"
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """What the store holds, as plain numbers and text."""
+        identity = self.identity
+        pairs = self.pairs()
+        return {
+            "store": self.url,
+            "members": list(identity.members),
+            "data": identity.data,
+            "threat": identity.threat,
+            "method": identity.method,
+            "precision": identity.precision,
+            "storage": identity.storage,
+            "screening": identity.screening,
+            "examples": identity.n_examples,
+            "targets": identity.n_targets,
+            "pairs": len(pairs.examples),
+            "certified_by_all": len(pairs.certified),
+            "hopeless": len(pairs.hopeless),
+            "bytes": self._bytes(len(pairs.examples)),
+            "largest_error": float(self.errors().max()) if len(pairs.examples) else 0.0,
+            "missing": len(self.missing()),
+            "versions": identity.versions,
+        }
+
+    def __str__(self) -> str:
+        values = self.to_dict()
+        screened = values["certified_by_all"] + values["hopeless"]
+        left_out = f", {screened} left out" if screened else ""
+        lines = [
+            f"store         {self.url}",
+            f"bounds        {values['method']}, {values['precision']}, of {len(values['members'])} members",
+            f"pairs         {values['pairs']} ({values['examples']} images, {values['targets']} targets{left_out})",
+            f"on disk       {values['bytes'] / 1e6:.1f} MB as {values['storage']}; rounding costs a margin at most"
+            f" {values['largest_error']:.2g}",
+        ]
+        return "\n".join(lines)
+
     def write(self, member: int, shard: int, block: ShardBuffer) -> None:
         """Writes one shard of one member: first what belongs to the columns, then they."""
         # A shard without pairs still leaves its files.
@@ -192,6 +230,11 @@ class BoundStore:
         if self.identity.storage != "int8":
             return None
         return self.disk.read_small("scales", member, shard)[: self._count(shard)]
+
+    def _bytes(self, pairs: int) -> int:
+        """Size of the columns and intercepts of so many pairs."""
+        small = 16 + 4 * (self.identity.storage == "int8")
+        return len(self.identity.members) * pairs * (self.identity.dim * self.disk.dtype.itemsize + small)
 
     def _count(self, shard: int) -> int:
         return int((self._verdicts(shard) == KEEP).sum())
