@@ -43,7 +43,7 @@ def test_spans_add_up_over_calls_and_threads():
             work()
     work()
     assert profile.calls == {"inner": 4, "outer": 1}
-    assert 0.08 <= profile.seconds["inner"]
+    assert profile.seconds["inner"] >= 0.08
     assert profile.seconds["outer"] >= 0.02
     assert profile.wall >= 0.04
     assert profile.to_dict()["spans"]["inner"]["calls"] == 4
@@ -64,7 +64,7 @@ def test_a_span_counts_also_when_its_block_fails():
 def test_peak_memory_sees_what_was_used():
     before = resources().memory
     assert before > 10**7
-    block = np.ones(max(0, before - 0) // 8 + 2**22)
+    block = np.ones(before // 8 + 2**22)
     assert resources().memory >= before + 2**22
     del block
     assert set(resources().to_dict()) == {"peak_memory", "peak_gpu_memory"}
