@@ -82,6 +82,17 @@ def test_half_precision_comes_back_as_float32_of_exactly_the_rounded_numbers(tmp
     assert (tmp_path / "m.safetensors").stat().st_size < 0.52 * sum(4 * p.numel() for p in model.parameters())
 
 
+def test_network_does_not_change_when_its_file_does(tmp_path):
+    path = tmp_path / "m.safetensors"
+    model = build("A", MNIST, seed=2).eval()
+    save_model(model, path, input_shape=MNIST)
+    loaded = load_model(path)
+    with path.open("r+b") as stream:
+        stream.seek(5000)
+        stream.write(b"\0" * 50_000)
+    assert same(model, loaded, MNIST)
+
+
 def test_double_precision_stays(tmp_path):
     model = build("A", MNIST, seed=2).double()
     save_model(model, tmp_path / "m.safetensors", input_shape=MNIST)

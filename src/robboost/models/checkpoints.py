@@ -285,7 +285,8 @@ def _read_tensors(file: Path) -> State:
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{file}: damaged ({error}), expected an intact .safetensors file") from None
     check_finite(stored, file)
-    return {name: widened(value) for name, value in stored.items()}
+    # Copies: the library maps the file into memory, and a network must not change when its file does.
+    return {name: widened(value).clone(memory_format=torch.contiguous_format) for name, value in stored.items()}
 
 
 def _load_described(file: Path, metadata: ModelMetadata) -> nn.Module:
