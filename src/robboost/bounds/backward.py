@@ -20,6 +20,7 @@ from torch import Tensor
 from robboost.bounds.network import Network, Node, window_counts
 from robboost.bounds.pieces import Piece, Rows, Window, gather_windows
 from robboost.bounds.relaxing import Maps, relaxed
+from robboost.bounds.transposed import transposed_conv, transposed_matrix
 
 __all__ = ["carry"]
 
@@ -137,55 +138,34 @@ def _linear(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]])
     return [Piece(piece.values @ node.weight)]
 
 
-def _spread(piece: Piece, node: Node, weight: Tensor, groups: int) -> Tensor:
-    """The transposed convolution without cropping, [S * M, C, h, w]."""
-    stride, dilation = node.attributes["stride"], node.attributes.get("dilation", (1, 1))
-    flat = piece.values.flatten(0, 1)
-    size = [(piece.size[i] - 1) * stride[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1 for i in (0, 1)]
-    inner, outer = flat[0].numel(), weight.shape[1] * groups * size[0] * size[1]
-    waste = size[0] * size[1] / (weight.shape[2] * weight.shape[3])
-    if piece.window is None or waste > _MATRIX_WASTE or inner * outer > _MATRIX_ELEMENTS or len(flat) < inner:
-        return F.conv_transpose2d(flat, weight, None, stride, 0, 0, groups, dilation)
-    basis = torch.eye(inner, dtype=flat.dtype, device=flat.device).view(inner, *flat.shape[1:])
-    matrix = F.conv_transpose2d(basis, weight, None, stride, 0, 0, groups, dilation)
-    return (flat.flatten(1) @ matrix.flatten(1)).view(len(flat), *matrix.shape[1:])
-
-
-def _transposed(job: _Pass, node: Node, piece: Piece, weight: Tensor, groups: int, shape: tuple[int, ...]) -> list[Any]:
-    piece = piece.cleaned(job.rows, node.shape)
-    full = _spread(piece, node, weight, groups)
+def _transposed(job: _Pass, node: Node, piece: Piece, weight: Tensor, shape: tuple[int, ...]) -> list[Any]:
+    attributes, cache = node.attributes, job.network.kernels(node)
     lead = piece.values.shape[:2]
-    if piece.window is not None:
-        grown = Piece(full.unflatten(0, lead), _widened(piece.window, node), clean=False)
-        return [_fitted(job, grown, shape)]
-    # Windows may end before the padded operand does (unused pixels) or after it (ceil mode).
-    padding = node.attributes["padding"]
-    ends = [padding[i] + shape[1 + i] - full.shape[2 + i] for i in (0, 1)]
-    if any(end > 0 for end in ends):
-        full = F.pad(full, (0, max(ends[1], 0), 0, max(ends[0], 0)))
-    cut = full[:, :, padding[0] : padding[0] + shape[1], padding[1] : padding[1] + shape[2]]
-    return [Piece(cut.contiguous().unflatten(0, lead))]
+    flat = piece.cleaned(job.rows, node.shape).values.flatten(0, 1)
+    if piece.window is None:
+        size = (shape[1], shape[2])
+        whole = transposed_conv(
+            flat, weight, attributes=attributes, padding=attributes["padding"], size=size, cache=cache
+        )
+        return [Piece(whole.unflatten(0, lead))]
+    stride, dilation = attributes["stride"], attributes.get("dilation", (1, 1))
+    kernel = (weight.shape[2], weight.shape[3])
+    height, width = ((piece.size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1))
+    inner, outer = flat[0].numel(), shape[0] * height * width
+    small = height * width <= _MATRIX_WASTE * kernel[0] * kernel[1] and inner * outer <= _MATRIX_ELEMENTS
+    if small and len(flat) >= inner:
+        matrix = transposed_matrix(weight, attributes=attributes, size=piece.size, cache=cache)
+        grown = (flat.flatten(1) @ matrix).view(-1, shape[0], height, width)
+    else:
+        grown = transposed_conv(
+            flat, weight, attributes=attributes, padding=(0, 0), size=(height, width), cache=cache
+        )
+    return [_fitted(job, Piece(grown.unflatten(0, lead), _widened(piece.window, node), clean=False), shape)]
 
 
 def _conv(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
     assert node.weight is not None
-    a = node.attributes
-    if piece.window is None and _exact(node, shapes[0]):
-        flat = F.conv_transpose2d(
-            piece.values.flatten(0, 1), node.weight, None, a["stride"], a["padding"], 0, a["groups"], a["dilation"]
-        )
-        return [Piece(flat.unflatten(0, piece.values.shape[:2]))]
-    return _transposed(job, node, piece, node.weight, a["groups"], shapes[0])
-
-
-def _exact(node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether the windows use the padded operand up to its end, so that the transpose has the operand's size."""
-    a = node.attributes
-    return all(
-        (node.shape[1 + i] - 1) * a["stride"][i] + a["dilation"][i] * (a["kernel"][i] - 1) + 1 - 2 * a["padding"][i]
-        == shape[1 + i]
-        for i in (0, 1)
-    )
+    return _transposed(job, node, piece, node.weight, shapes[0])
 
 
 def _avgpool(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -195,7 +175,7 @@ def _avgpool(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]
     channels = shapes[0][0]
     ones = piece.values.new_ones((channels, 1, *node.attributes["kernel"]))
     divided = replace(piece, values=piece.values * share, clean=True, owned=True)
-    return _transposed(job, node, divided, ones, channels, shapes[0])
+    return _transposed(job, node, divided, ones, shapes[0])
 
 
 def _scale(job: _Pass, node: Node, piece: Piece, shapes: list[tuple[int, ...]]) -> list[Any]:

@@ -9,7 +9,7 @@ differentiable with respect to the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,11 @@ class Network:
     """Nodes in topological order, the last one the logits."""
 
     nodes: tuple[Node, ...]
-    uses: tuple[int, ...]
+    _kernels: dict[int, dict[Any, Tensor]] = field(default_factory=dict, repr=False)
+
+    def kernels(self, node: Node) -> dict[Any, Tensor]:
+        """Where rearranged forms of the node's weight are kept while this network lives."""
+        return self._kernels.setdefault(id(node), {})
 
     @staticmethod
     def build(graph: Graph, model: nn.Module, dtype: torch.dtype) -> Network:
@@ -78,8 +82,7 @@ class Network:
                     shift=plain(node.shift),
                 )
                 for node in self.nodes
-            ),
-            self.uses,
+            )
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -173,7 +176,7 @@ def _with_flags(nodes: list[Node]) -> Network:
         direct = affine and len(sources) <= 1 and all(source.direct for source in sources) and not (matrix and own)
         done.append(replace(node, affine=affine, direct=direct))
         mixed.append(matrix or own)
-    return Network(tuple(done), tuple(_uses(done)))
+    return Network(tuple(done))
 
 
 def _scale_rule(node: Node, inputs: list[Tensor]) -> Tensor:

@@ -386,6 +386,7 @@ def _pooled(
     if len(context.shape(position)) != 3:
         raise context.refuse("only images [N, C, H, W] are pooled")
     settings: dict[str, Any] = {"stride": kernel, "padding": (0, 0), "ceil": False, **extra}
+    settings["groups"] = context.shape(position)[0]
     return context.emit(kind, (position,), shape, kernel=kernel, **settings)
 
 
