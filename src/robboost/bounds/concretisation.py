@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
+from robboost.bounds.acceleration import kernels_for
 from robboost.bounds.intervals import Interval
 from robboost.bounds.pieces import Piece, Rows, gather_windows
 from robboost.threat import Norm, Region
@@ -16,6 +19,12 @@ def reach(piece: Piece, rows: Rows, region: Region, norm: Norm) -> Tensor:
     radius = region.radius
     if norm != "linf":
         return unit_reach(piece, rows, tuple(region.centre.shape[1:]), norm) * radius[rows.example]
+    kernels = kernels_for(piece.values, radius)
+    if kernels is not None:
+        start = None
+        if piece.window is not None and rows.position is not None:
+            start = piece.window.starts(rows.position)
+        return cast(Tensor, kernels.reach(piece.values, rows.example, radius, start))
     if piece.window is not None:  # zero beyond the image, where entries of a window mean nothing
         return (piece.values.abs() * gather_windows(radius, piece.window, piece.size, rows)).flatten(2).sum(2)
     flat = piece.values.flatten(2).abs()

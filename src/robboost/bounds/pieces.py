@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robboost.bounds.acceleration import kernels_for
+
 __all__ = ["Piece", "Rows", "Window", "gather_windows"]
 
 
@@ -56,6 +58,11 @@ class Window(NamedTuple):
             last = (self.extent[axis] - 1) * self.stride[axis] + first + size[axis]
             ends += [max(0, -first), max(0, last - shape[1 + axis])]
         return ends[0], ends[1], ends[2], ends[3]
+
+    def starts(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column where each window starts in the map, as the kernels take them."""
+        y, x = self.origins(position, (0, 0, 0, 0))
+        return y.int(), x.int()
 
     def origins(self, position: Tensor, padding: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
         """Row and column where each window starts in a map padded so."""
@@ -101,6 +108,9 @@ class Piece:
         if self.window is None:
             return self
         assert rows.position is not None
+        kernels = kernels_for(self.values)
+        if kernels is not None:
+            return Piece(kernels.place(self.values, shape, self.window.starts(rows.position)))
         left, right, top, bottom = self.window.padding(self.size, shape)
         height, width = shape[1] + top + bottom, shape[2] + left + right
         y, x = self.window.origins(rows.position, (left, right, top, bottom))

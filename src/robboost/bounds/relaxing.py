@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from robboost.bounds.acceleration import kernels_for
 from robboost.bounds.network import Node
 from robboost.bounds.pieces import Piece, Rows, Window, gather_windows
 from robboost.bounds.relaxations import Lines
@@ -61,7 +62,12 @@ def relaxed(
         piece = piece.dense(rows, node.shape)
     if both and maps.slope_step is not None:
         piece = piece.copied()
-    if piece.window is not None:
+    shared = maps.gap.dim() == piece.values.dim() - 1
+    kernels = kernels_for(piece.values, maps.gap) if shared else None
+    if kernels is not None:
+        start = None if piece.window is None else piece.window.starts(_given(rows.position))
+        values, losses = kernels.relax(piece.values, rows.example, list(maps[:4]), start, both)
+    elif piece.window is not None:
         values, losses = _windows(piece, piece.window, rows, maps, both)
     elif rows.uniform is not None:
         values, losses = _uniform(piece, rows.uniform, maps, both)
@@ -76,6 +82,11 @@ def relaxed(
         own = maps.choice.repeat_interleave(rows.uniform, 0) if rows.uniform is not None else maps.choice[rows.example]
         values = _scattered(values, own, source)
     return replace(piece, values=values, clean=True, owned=True), losses
+
+
+def _given(position: Tensor | None) -> Tensor:
+    assert position is not None
+    return position
 
 
 def _windows(piece: Piece, window: Window, rows: Rows, maps: Maps, both: bool) -> tuple[Tensor | None, Tensor]:

@@ -8,11 +8,13 @@ faster; small windows are a product with one fixed matrix; and on a GPU there is
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from robboost.bounds.acceleration import kernels_for
 
 __all__ = ["transposed_conv", "transposed_matrix"]
 
@@ -40,6 +42,12 @@ def transposed_conv(
     tracked = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
     kernel = (weight.shape[2], weight.shape[3])
     plain = groups == 1 and dilation == (1, 1) and not tracked and len(values) > 0
+    kernels = kernels_for(values, weight) if plain else None
+    if kernels is not None:
+        if "packed" not in cache:
+            cache["packed"] = kernels.pack(weight)
+        packed = cache["packed"]
+        return cast(Tensor, kernels.transpose_conv(values, weight, stride, padding, size, packed))
     if plain and values.device.type == "cpu" and values.dtype == torch.float32:
         if kernel[0] > stride[0] or kernel[1] > stride[1]:
             return _tiled(values, weight, stride, padding, size, cache)

@@ -1,0 +1,361 @@
+"""GPU kernels of the backward pass (Triton), each with its twin in plain PyTorch elsewhere in this package.
+
+Plain fused multiply-adds in the type of the data: no matrix units, hence full float32 or float64. Tests run them in
+Triton's interpreter against the twins, and benchmarks/bounds.py on a GPU against float64 on the CPU.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["pack", "place", "reach", "relax", "transpose_conv"]
+
+Pair = tuple[int, int]
+# Output pixels of a program of one warp: 64 sums in the registers of each thread.
+_SUMS = 2048
+
+
+@triton.jit
+def _transpose_conv(
+    source,
+    weight,
+    target,
+    pixels,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAD_Y: tl.constexpr,
+    PAD_X: tl.constexpr,
+    OUTER: tl.constexpr,
+    INNER: tl.constexpr,
+    PADDED: tl.constexpr,
+    KERNEL_Y: tl.constexpr,
+    KERNEL_X: tl.constexpr,
+    STRIDE_Y: tl.constexpr,
+    STRIDE_X: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """target[m, :, y, x] = sum over outer channels and taps of weight * source; one stride phase of pixels a program.
+
+    Lanes run over (row m, pixel of the phase), registers over the INNER channels: each value that is read from `source`
+    meets INNER weights.
+    """
+    # Sizes are compile-time constants: divisions become multiplications, addresses constant offsets.
+    columns: tl.constexpr = (WIDTH + STRIDE_X - 1) // STRIDE_X
+    per_row: tl.constexpr = ((HEIGHT + STRIDE_Y - 1) // STRIDE_Y) * columns
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    phase = tl.program_id(1)
+    phase_y, phase_x = phase // STRIDE_X, phase % STRIDE_X
+    row, pixel = lane // per_row, lane % per_row
+    base_y, base_x = pixel // columns, pixel % columns
+    y, x = base_y * STRIDE_Y + phase_y, base_x * STRIDE_X + phase_x
+    valid = (lane < pixels) & (y < HEIGHT) & (x < WIDTH)
+    first_y, first_x = (phase_y + PAD_Y) % STRIDE_Y, (phase_x + PAD_X) % STRIDE_X
+    shift_y, shift_x = (phase_y + PAD_Y) // STRIDE_Y, (phase_x + PAD_X) // STRIDE_X
+    channel = tl.arange(0, PADDED)
+    total = tl.zeros((PADDED, BLOCK), dtype=source.dtype.element_ty)
+    start = row * (OUTER * H * W)
+    taps_x: tl.constexpr = (KERNEL_X + STRIDE_X - 1) // STRIDE_X
+    taps_y: tl.constexpr = (KERNEL_Y + STRIDE_Y - 1) // STRIDE_Y
+    for tap in range(taps_y * taps_x):
+        tap_y, tap_x = tap // taps_x, tap % taps_x
+        kernel_y, kernel_x = first_y + STRIDE_Y * tap_y, first_x + STRIDE_X * tap_x
+        from_y, from_x = base_y + shift_y - tap_y, base_x + shift_x - tap_x
+        inside = valid & (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
+        inside = inside & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
+        pointer = source + (start + from_y * W + from_x)
+        chosen = tl.minimum(kernel_y, KERNEL_Y - 1) * KERNEL_X + tl.minimum(kernel_x, KERNEL_X - 1)
+        factors = weight + chosen * (OUTER * PADDED) + channel
+        # Unrolled with constant offsets: no address arithmetic between the multiply-adds.
+        for outer in tl.static_range(OUTER):
+            value = tl.load(pointer + outer * H * W, mask=inside, other=0.0)
+            factor = tl.load(factors + outer * PADDED)
+            total += factor[:, None] * value[None, :]
+    spot = row * (INNER * HEIGHT * WIDTH) + y * WIDTH + x
+    pointers = target + spot[None, :] + channel[:, None] * (HEIGHT * WIDTH)
+    tl.store(pointers, total, mask=(channel < INNER)[:, None] & valid[None, :])
+
+
+def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair, packed: Any) -> Tensor:
+    """The transposed convolution [M, C', h, w] -> [M, C, *size]; `packed` is `pack(weight)`, kept by the caller."""
+    rows, outer, h, w = values.shape
+    inner, kernel_y, kernel_x = weight.shape[1:]
+    target = values.new_empty((rows, inner, *size))
+    per_phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
+    pixels = rows * per_phase[0] * per_phase[1]
+    block = min(512, max(32, _SUMS // packed.shape[-1]))
+    grid = (triton.cdiv(pixels, block), stride[0] * stride[1])
+    _transpose_conv[grid](
+        values.contiguous(),
+        packed,
+        target,
+        pixels,
+        H=h,
+        W=w,
+        HEIGHT=size[0],
+        WIDTH=size[1],
+        PAD_Y=padding[0],
+        PAD_X=padding[1],
+        OUTER=outer,
+        INNER=inner,
+        PADDED=packed.shape[-1],
+        KERNEL_Y=kernel_y,
+        KERNEL_X=kernel_x,
+        STRIDE_Y=stride[0],
+        STRIDE_X=stride[1],
+        BLOCK=block,
+        num_warps=1,
+    )
+    return target
+
+
+def pack(weight: Tensor) -> Tensor:
+    """weight [C', C, kh, kw] as [kh, kw, C', C filled up to a power of two]."""
+    padded = triton.next_power_of_2(weight.shape[1])
+    full = weight.new_zeros((*weight.shape[2:], weight.shape[0], padded))
+    full[..., : weight.shape[1]] = weight.permute(2, 3, 0, 1)
+    return full
+
+
+@triton.jit
+def _map_index(
+    i, top, left, AREA: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Where entry i of a row lies in its example's maps, and whether it lies inside them."""
+    if WINDOW:
+        channel, pixel = i // AREA, i % AREA
+        y, x = top + pixel // W, left + pixel % W
+        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+        return (channel * HEIGHT + y) * WIDTH + x, inside
+    return i, i >= 0
+
+
+@triton.jit
+def _relax(
+    values,
+    target,
+    example,
+    tops,
+    lefts,
+    slope,
+    slope_step,
+    gap,
+    gap_step,
+    losses,
+    rows,
+    map_size,
+    LENGTH: tl.constexpr,
+    AREA: tl.constexpr,
+    W: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PASSES: tl.constexpr,
+    STEPS: tl.constexpr,
+    BOTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row: coefficients a become a * slope + min(a, 0) * slope_step; the sums of a * gap + min(a, 0) * gap_step."""
+    row = tl.program_id(0).to(tl.int64)
+    number = row % rows
+    base = tl.load(example + number).to(tl.int64) * map_size
+    top = tl.load(tops + number) if WINDOW else 0
+    left = tl.load(lefts + number) if WINDOW else 0
+    straight = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
+    bent = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
+    turned = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
+    for start in range(0, LENGTH, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        valid = i < LENGTH
+        index, inside = _map_index(i, top, left, AREA, W, HEIGHT, WIDTH, WINDOW)
+        inside = inside & valid
+        a = tl.load(values + row * LENGTH + i, mask=inside, other=0.0)
+        n = tl.minimum(a, 0.0)
+        step = tl.load(gap_step + base + index, mask=inside, other=0.0)
+        straight += a * tl.load(gap + base + index, mask=inside, other=0.0)
+        bent += n * step
+        if BOTH:
+            turned += a * step
+        if PASSES:
+            passed = a * tl.load(slope + base + index, mask=inside, other=0.0)
+            if STEPS:
+                passed += n * tl.load(slope_step + base + index, mask=inside, other=0.0)
+            tl.store(target + row * LENGTH + i, passed, mask=valid)
+    first, second = tl.sum(straight), tl.sum(bent)
+    tl.store(losses + row, first + second)
+    if BOTH:
+        tl.store(losses + rows + row, second - first - tl.sum(turned))
+
+
+@triton.jit
+def _reach(
+    values,
+    example,
+    tops,
+    lefts,
+    radius,
+    result,
+    rows,
+    map_size,
+    LENGTH: tl.constexpr,
+    AREA: tl.constexpr,
+    W: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sum of |a| * radius over one row."""
+    row = tl.program_id(0).to(tl.int64)
+    number = row % rows
+    base = tl.load(example + number).to(tl.int64) * map_size
+    top = tl.load(tops + number) if WINDOW else 0
+    left = tl.load(lefts + number) if WINDOW else 0
+    total = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
+    for start in range(0, LENGTH, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        index, inside = _map_index(i, top, left, AREA, W, HEIGHT, WIDTH, WINDOW)
+        inside = inside & (i < LENGTH)
+        a = tl.load(values + row * LENGTH + i, mask=inside, other=0.0)
+        total += tl.abs(a) * tl.load(radius + base + index, mask=inside, other=0.0)
+    tl.store(result + row, tl.sum(total))
+
+
+@triton.jit
+def _place(
+    values,
+    target,
+    tops,
+    lefts,
+    rows,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row's window in the full map, zeros around it; what lies beyond the map is dropped."""
+    row = tl.program_id(0).to(tl.int64)
+    number = row % rows
+    top, left = tl.load(tops + number), tl.load(lefts + number)
+    length: tl.constexpr = CHANNELS * HEIGHT * WIDTH
+    for start in range(0, length, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        channel, pixel = i // (HEIGHT * WIDTH), i % (HEIGHT * WIDTH)
+        y, x = pixel // WIDTH - top, pixel % WIDTH - left
+        inside = (i < length) & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        a = tl.load(values + row * (CHANNELS * H * W) + (channel * H + y) * W + x, mask=inside, other=0.0)
+        tl.store(target + row * length + i, a, mask=i < length)
+
+
+def _block(length: int) -> int:
+    return int(min(1024, max(32, triton.next_power_of_2(length))))
+
+
+def _geometry(values: Tensor, shape: tuple[int, ...], origin: Any) -> tuple[Any, Any, int, int, int, int]:
+    """tops, lefts, window area and width, map height and width (unused numbers for dense maps)."""
+    if origin is None:
+        return values, values, 1, 1, 1, 1
+    return origin[0], origin[1], values.shape[-2] * values.shape[-1], values.shape[-1], shape[-2], shape[-1]
+
+
+def relax(
+    values: Tensor, example: Tensor, maps: list[Tensor | None], origin: tuple[Tensor, Tensor] | None, both: bool
+) -> tuple[Tensor | None, Tensor]:
+    """`relaxing._applied` for rows [S, M, ...] of the given examples; windows start at `origin` (tops, lefts)."""
+    slope, slope_step, gap, gap_step = (None if part is None else part.contiguous() for part in maps)
+    assert gap is not None
+    assert gap_step is not None
+    copies, rows = values.shape[:2]
+    values = values.contiguous()
+    length = values[0, 0].numel()
+    double = both and copies == 1
+    losses = values.new_empty((2 if double else copies, rows))
+    target = torch.empty_like(values) if slope is not None else values
+    tops, lefts, area, w, height, width = _geometry(values, tuple(gap.shape), origin)
+    _relax[(copies * rows,)](
+        values,
+        target,
+        example,
+        tops,
+        lefts,
+        gap if slope is None else slope,
+        gap if slope_step is None else slope_step,
+        gap,
+        gap_step,
+        losses,
+        rows,
+        gap[0].numel(),
+        LENGTH=length,
+        AREA=area,
+        W=w,
+        HEIGHT=height,
+        WIDTH=width,
+        WINDOW=origin is not None,
+        PASSES=slope is not None,
+        STEPS=slope_step is not None,
+        BOTH=double,
+        BLOCK=_block(length),
+        num_warps=1 if length <= 128 else 4,
+    )
+    return (None if slope is None else target), losses
+
+
+def reach(values: Tensor, example: Tensor, radius: Tensor, origin: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Sum of radius * |row| for rows [S, M, ...], [S, M]."""
+    copies, rows = values.shape[:2]
+    values, radius = values.contiguous(), radius.contiguous()
+    length = values[0, 0].numel()
+    result = values.new_empty((copies, rows))
+    tops, lefts, area, w, height, width = _geometry(values, tuple(radius.shape), origin)
+    _reach[(copies * rows,)](
+        values,
+        example,
+        tops,
+        lefts,
+        radius,
+        result,
+        rows,
+        radius[0].numel(),
+        LENGTH=length,
+        AREA=area,
+        W=w,
+        HEIGHT=height,
+        WIDTH=width,
+        WINDOW=origin is not None,
+        BLOCK=_block(length),
+        num_warps=1 if length <= 128 else 4,
+    )
+    return result
+
+
+def place(values: Tensor, shape: tuple[int, ...], origin: tuple[Tensor, Tensor]) -> Tensor:
+    """Windows [S, M, C, h, w] as full maps [S, M, *shape]."""
+    copies, rows = values.shape[:2]
+    values = values.contiguous()
+    target = values.new_empty((copies, rows, *shape))
+    h, w = values.shape[-2:]
+    _place[(copies * rows,)](
+        values,
+        target,
+        origin[0],
+        origin[1],
+        rows,
+        H=h,
+        W=w,
+        CHANNELS=shape[0],
+        HEIGHT=shape[1],
+        WIDTH=shape[2],
+        BLOCK=1024,
+        num_warps=4,
+    )
+    return target
