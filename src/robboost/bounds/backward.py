@@ -22,7 +22,7 @@ from robboost.bounds.pieces import Piece, Rows, Window, gather_windows
 from robboost.bounds.relaxing import Maps, relaxed
 from robboost.bounds.transposed import transposed_conv, transposed_matrix
 
-__all__ = ["carry"]
+__all__ = ["carry", "row_elements"]
 
 # Beyond this share of a map, full maps are cheaper than windows.
 _DENSE_SHARE = 0.6
@@ -130,6 +130,38 @@ def _fitted(job: _Pass, piece: Piece, shape: tuple[int, ...]) -> Piece:
     return piece.dense(job.rows, shape)
 
 
+def row_elements(network: Network, start: int) -> int:
+    """The most numbers that one row holds at once on any node of its way, by windows where they are used."""
+    waiting: dict[int, tuple[int, int] | None] = {start: (1, 1) if len(network.nodes[start].shape) == 3 else None}
+    most = 1
+    for index in range(start, 0, -1):
+        if index not in waiting:
+            continue
+        node, size = network.nodes[index], waiting.pop(index)
+        for source in node.inputs:
+            shape = network.nodes[source].shape
+            passed = None if len(shape) != 3 or node.kind in ("maxpool", "reshape", "permute", "linear") else size
+            if passed is not None and node.kind in ("conv", "avgpool"):
+                passed = _grown(node, passed)
+                passed = None if passed[0] * passed[1] >= _DENSE_SHARE * shape[1] * shape[2] else passed
+            if source in waiting:
+                other = waiting[source]
+                passed = (
+                    None if passed is None or other is None else (max(passed[0], other[0]), max(passed[1], other[1]))
+                )
+            waiting[source] = passed
+            whole = torch.Size(shape).numel()
+            most = max(most, whole if passed is None else min(2 * whole, shape[0] * passed[0] * passed[1]))
+    return most
+
+
+def _grown(node: Node, size: tuple[int, int]) -> tuple[int, int]:
+    a = node.attributes
+    dilation = a.get("dilation", (1, 1))
+    height, width = ((size[i] - 1) * a["stride"][i] + dilation[i] * (a["kernel"][i] - 1) + 1 for i in (0, 1))
+    return height, width
+
+
 # Linear operations, transposed ------------------------------------------------------------------------------------
 
 
@@ -148,18 +180,14 @@ def _transposed(job: _Pass, node: Node, piece: Piece, weight: Tensor, shape: tup
             flat, weight, attributes=attributes, padding=attributes["padding"], size=size, cache=cache
         )
         return [Piece(whole.unflatten(0, lead))]
-    stride, dilation = attributes["stride"], attributes.get("dilation", (1, 1))
-    kernel = (weight.shape[2], weight.shape[3])
-    height, width = ((piece.size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1))
+    height, width = _grown(node, piece.size)
     inner, outer = flat[0].numel(), shape[0] * height * width
-    small = height * width <= _MATRIX_WASTE * kernel[0] * kernel[1] and inner * outer <= _MATRIX_ELEMENTS
-    if small and len(flat) >= inner:
+    small = height * width <= _MATRIX_WASTE * weight.shape[2] * weight.shape[3] and inner * outer <= _MATRIX_ELEMENTS
+    if small and not flat.is_cuda and len(flat) >= inner:
         matrix = transposed_matrix(weight, attributes=attributes, size=piece.size, cache=cache)
         grown = (flat.flatten(1) @ matrix).view(-1, shape[0], height, width)
     else:
-        grown = transposed_conv(
-            flat, weight, attributes=attributes, padding=(0, 0), size=(height, width), cache=cache
-        )
+        grown = transposed_conv(flat, weight, attributes=attributes, padding=(0, 0), size=(height, width), cache=cache)
     return [_fitted(job, Piece(grown.unflatten(0, lead), _widened(piece.window, node), clean=False), shape)]
 
 

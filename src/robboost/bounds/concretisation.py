@@ -21,10 +21,10 @@ def reach(piece: Piece, rows: Rows, region: Region, norm: Norm) -> Tensor:
         return unit_reach(piece, rows, tuple(region.centre.shape[1:]), norm) * radius[rows.example]
     kernels = kernels_for(piece.values, radius)
     if kernels is not None:
-        start = None
+        origin = None
         if piece.window is not None and rows.position is not None:
-            start = piece.window.starts(rows.position)
-        return cast(Tensor, kernels.reach(piece.values, rows.example, radius, start))
+            origin = piece.window.starts(rows.position)
+        return cast(Tensor, kernels.reach(piece.values, rows.example, radius, origin))
     if piece.window is not None:  # zero beyond the image, where entries of a window mean nothing
         return (piece.values.abs() * gather_windows(radius, piece.window, piece.size, rows)).flatten(2).sum(2)
     flat = piece.values.flatten(2).abs()

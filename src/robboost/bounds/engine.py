@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from robboost.bounds.backward import carry
+from robboost.bounds.backward import carry, row_elements
 from robboost.bounds.concretisation import box_hull, reach, unit_reach
 from robboost.bounds.intervals import Interval, interval_rule
 from robboost.bounds.network import NONLINEAR, Network, Node
@@ -134,15 +134,11 @@ def _all_rows(node: Node, neuron: Tensor, example: Tensor) -> Rows:
 def _chunks(problem: Problem, index: int, example: Tensor, neuron: Tensor) -> Iterator[tuple[Rows, Tensor, slice]]:
     """The rows (example, neuron) of a node in chunks that fit."""
     node = problem.network.nodes[index]
-    size = max(1, problem.elements // _largest(problem.network, index))
+    # Twice: the lower and the upper row of a neuron.
+    size = max(1, problem.elements // (2 * row_elements(problem.network, index)))
     for start in range(0, len(neuron), size):
         part = slice(start, start + size)
         yield _all_rows(node, neuron[part], example[part]), neuron[part], part
-
-
-def _largest(network: Network, index: int) -> int:
-    """Numbers that one row may need at once, the lower and the upper one together."""
-    return 2 * max(torch.Size(node.shape).numel() for node in network.nodes[: index + 1])
 
 
 def _affine_bounds(problem: Problem, index: int) -> Interval:

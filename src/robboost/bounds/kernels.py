@@ -4,7 +4,7 @@ Plain fused multiply-adds in the type of the data: no matrix units, hence full f
 Triton's interpreter against the twins, and benchmarks/bounds.py on a GPU against float64 on the CPU.
 """
 
-# mypy: disable-error-code="misc,untyped-decorator"
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def"
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from robboost.bounds.arithmetic import full_precision
-from robboost.bounds.engine import LinearBounds, Problem
+from robboost.bounds.budget import Budget
+from robboost.bounds.engine import Problem
 from robboost.bounds.methods import METHODS, TIGHTEST, propagate, tightest
 from robboost.bounds.network import Network
 from robboost.errors import InputError
@@ -19,7 +20,6 @@ from robboost.threat import Threat
 
 __all__ = ["MarginBounds", "Options", "margin_bounds"]
 
-_ROW_ELEMENTS = 2**21
 Precision = Literal["float32", "float64"]
 
 
@@ -102,29 +102,50 @@ def margin_bounds(
         network = Network.build(graph, model, dtype)
         _check_network(network, x)
         images = x.to(dtype)
-        chunks = []
-        size = _chunk_size(network)
-        for start in range(0, len(x), size):
-            part = slice(start, start + size)
-            problem = Problem.of(
-                network, images[part], y[part].long(), threat.region(images[part]), threat.norm, _ROW_ELEMENTS
-            )
-            chunks.append(_one_chunk(problem, method, options))
-    bounds = LinearBounds(*(torch.cat(parts) for parts in zip(*(chunk[0] for chunk in chunks), strict=True)))
-    winner = None if method != "tightest" else torch.cat([chunk[1] for chunk in chunks if chunk[1] is not None])
+        copies = 8 if "alpha-crown" in (method, *options.parts) else 0
+        budget = Budget.of(network, dtype, x.device, options.memory, copies)
+        found = _Collected(len(x))
+        for start in range(0, len(x), budget.examples):
+            part = slice(start, start + budget.examples)
+            region = threat.region(images[part])
+            problem = Problem.of(network, images[part], y[part].long(), region, threat.norm, budget.elements)
+            found.add(start, _one_chunk(problem, method, options))
+    slope, intercept, lower, *winner = found.whole()
     parts = options.parts if method == "tightest" else ()
-    return MarginBounds(*bounds, method, precision, threat.box_used, winner, parts)
+    return MarginBounds(
+        slope, intercept, lower, method, precision, threat.box_used, winner[0] if winner else None, parts
+    )
 
 
-def _chunk_size(network: Network) -> int:
-    largest = max(torch.Size(node.shape).numel() for node in network.nodes)
-    return max(1, _ROW_ELEMENTS // (largest * network.nodes[-1].shape[0]))
+class _Collected:
+    """The results of the chunks; written into place unless gradients have to flow, so that memory is not doubled."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.parts: list[list[Tensor]] = []
+        self.filled: list[Tensor] = []
+
+    def add(self, start: int, result: list[Tensor]) -> None:
+        if torch.is_grad_enabled() or len(result[0]) == self.count:
+            self.parts.append(result)
+            return
+        if not self.filled:
+            self.filled = [part.new_empty((self.count, *part.shape[1:])) for part in result]
+        for whole, part in zip(self.filled, result, strict=True):
+            whole[start : start + len(part)] = part
+
+    def whole(self) -> list[Tensor]:
+        if self.filled:
+            return self.filled
+        return self.parts[0] if len(self.parts) == 1 else [torch.cat(found) for found in zip(*self.parts, strict=True)]
 
 
-def _one_chunk(problem: Problem, method: str, options: Options) -> tuple[LinearBounds, Tensor | None]:
+def _one_chunk(problem: Problem, method: str, options: Options) -> list[Tensor]:
+    """Slope, intercept and lower of the chunk, and for "tightest" the winners."""
     if method != "tightest":
-        return propagate(problem, method, options.iterations), None
-    return tightest([propagate(problem, part, options.iterations) for part in options.parts])
+        return list(propagate(problem, method, options.iterations))
+    best, winner = tightest([propagate(problem, part, options.iterations) for part in options.parts])
+    return [*best, winner]
 
 
 def _check_method(method: str, precision: str, options: Options) -> None:

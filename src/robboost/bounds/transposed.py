@@ -48,9 +48,9 @@ def transposed_conv(
             cache["packed"] = kernels.pack(weight)
         packed = cache["packed"]
         return cast(Tensor, kernels.transpose_conv(values, weight, stride, padding, size, packed))
-    if plain and values.device.type == "cpu" and values.dtype == torch.float32:
-        if kernel[0] > stride[0] or kernel[1] > stride[1]:
-            return _tiled(values, weight, stride, padding, size, cache)
+    overlapping = kernel[0] > stride[0] or kernel[1] > stride[1]
+    if plain and overlapping and values.device.type == "cpu" and values.dtype == torch.float32:
+        return _tiled(values, weight, stride, padding, size, cache)
     return _library(values, weight, (stride, padding, dilation), groups, size)
 
 
