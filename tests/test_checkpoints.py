@@ -18,6 +18,7 @@ from robboost.models import (
     save_model,
 )
 from robboost.models.architectures import ARCHITECTURES, build
+from robboost.models.wiring import WiredNetwork
 
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
@@ -424,17 +425,72 @@ def test_wrong_architecture(tmp_path):
         load_model(tmp_path / "m.pt", architecture="Q", input_shape=MNIST)
 
 
+class Free(nn.Module):
+    """A forward of its own: branches, arithmetic from both sides, a matrix on the last of three axes, two poolings."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(1, 2, 3, padding="same", padding_mode="zeros", bias=False)
+        self.norm = nn.BatchNorm2d(2)
+        self.first, self.second = nn.Linear(2, 5), nn.Linear(80, 3, bias=False)
+        self.offset = nn.Parameter(torch.rand(5))
+
+    def forward(self, x):
+        value = torch.relu(self.norm(self.convolution(x)))
+        value = value + 2 * torch.sigmoid(value)
+        pooled = nn.functional.avg_pool2d(value, 2, divisor_override=3) - nn.functional.max_pool2d(value, 2)
+        value = self.first(pooled.reshape(-1, 2, 16).permute(0, 2, 1))
+        value = 1.5 - nn.functional.leaky_relu(value * self.offset, 0.2) + torch.tanh(value)
+        return -self.second(torch.sigmoid(value).flatten(1)) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_network_with_a_forward_of_its_own(dtype, tmp_path):
+    model = Free()
+    model(images(TINY, 20))
+    model = model.eval().to(dtype)
+    save_model(Ensemble([model, model], [0.5, 0.5]), tmp_path / "e.safetensors", input_shape=TINY)
+    save_model(model, tmp_path / "m.safetensors", input_shape=TINY)
+    x = images(TINY).to(dtype)
+    expected = model(x)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+    for name in ("e", "m"):
+        loaded = load_model(tmp_path / f"{name}.safetensors")
+        torch.testing.assert_close(loaded(x), expected, rtol=tolerance, atol=tolerance)
+        assert next(loaded.parameters()).dtype == dtype
+    assert type(loaded) is WiredNetwork
+    save_model(loaded, tmp_path / "again.safetensors", input_shape=TINY)
+    assert torch.equal(load_model(tmp_path / "again.safetensors")(x), loaded(x))
+
+
+def test_exported_program_can_be_saved(tmp_path):
+    model = build("K", MNIST, seed=0).eval()
+    program = torch.export.export(model, (images(MNIST),), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    save_model(program, tmp_path / "m.safetensors", input_shape=MNIST)
+    torch.testing.assert_close(load_model(tmp_path / "m.safetensors")(images(MNIST)), model(images(MNIST)))
+
+
 class Odd(nn.Module):
     def forward(self, x):
-        return x.flatten(1)[:, :2]
+        return torch.sin(x.flatten(1)[:, :2])
+
+
+class Both(nn.Module):
+    def forward(self, x):
+        return nn.functional.avg_pool2d(x, 3, ceil_mode=True, divisor_override=5).flatten(1)
 
 
 def test_what_cannot_be_saved(tmp_path):
     path, model = tmp_path / "m.safetensors", build("fc 3", TINY, num_classes=2, seed=0)
-    with pytest.raises(UnsupportedOperationError, match="type Odd cannot be saved"):
-        save_model(nn.Sequential(Odd()), path, input_shape=TINY)
-    with pytest.raises(UnsupportedOperationError, match="zero padding"):
-        save_model(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")), path, input_shape=TINY)
+    circular = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
+    for network, message in (
+        (Odd(), r"aten\.slice at"),
+        (nn.Sequential(circular, nn.Flatten()), "has no bound rule"),
+        (Both(), "together with ceil_mode"),
+    ):
+        with pytest.raises(UnsupportedOperationError, match=message):
+            save_model(network.eval(), path, input_shape=TINY)
     with pytest.raises(CheckpointError, match=r"does not take images of shape \[3, 8, 8\]"):
         save_model(model, path, input_shape=(3, 8, 8))
     with pytest.raises(InputError, match="notes cannot be written"):

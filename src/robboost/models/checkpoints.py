@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from robboost.errors import CheckpointError, InputError, RobBoostError
+from robboost.errors import CheckpointError, InputError, RobBoostError, UnsupportedOperationError
 from robboost.models.description import describe, network_from
 from robboost.models.ensemble import Ensemble
 from robboost.models.files import existing_file, parse_json, safetensors_metadata, write_atomically
 from robboost.models.layouts import network_for
 from robboost.models.onnx_import import load_onnx
+from robboost.models.rebuilding import rebuilt
 from robboost.models.state_dicts import State, check_finite, read_state_dicts, widened
 
 __all__ = [
@@ -161,6 +162,10 @@ def save_model(
 ) -> None:
     """Writes a network or an `Ensemble` (members, weights, scales) to one .safetensors file that describes itself.
 
+    Networks of standard layers come back as they are. Any other network that has bounds (a module with a forward of its
+    own, an exported program) is saved by the operations of its trace and comes back as a `WiredNetwork`, which computes
+    the same up to rounding.
+
     `notes` are JSON values kept beside it: architecture, training settings, certificate. `dtype` stores parameters in
     another precision: float16 halves the file (certify what `load_model` gives back: the rounded numbers, as float32).
     Buffers (normalisation, running statistics) and an ensemble's weights and scales are stored as they are.
@@ -168,9 +173,9 @@ def save_model(
     file = Path(path)
     if file.suffix != ".safetensors" or (dtype is not None and dtype not in _STORED):
         raise InputError(f"path={str(path)!r}, dtype={dtype}: expected a .safetensors file and float16, 32, 64 or None")
-    members = list(model.members) if isinstance(model, Ensemble) else [model]
     shape = tuple(int(side) for side in input_shape)
-    layers = [describe(member) for member in members]
+    given = list(model.members) if isinstance(model, Ensemble) else [model]
+    members, layers = zip(*(_describable(member, shape) for member in given), strict=True)
     classes = {check_forward(network_from(description), shape) for description in layers}
     if len(classes) != 1:
         raise InputError(f"members give {sorted(classes)} classes, expected the same number from each")
@@ -189,7 +194,7 @@ def save_model(
         "kind": "ensemble" if isinstance(model, Ensemble) else "model",
         "input_shape": shape,
         "num_classes": classes.pop(),
-        "layers": layers,
+        "layers": list(layers),
         "names": list(model.names) if isinstance(model, Ensemble) else [],
         "notes": dict(notes or {}),
     }
@@ -240,6 +245,16 @@ def check_forward(network: nn.Module, input_shape: Sequence[int]) -> int:
             f"network gives {shape} for one image of shape {list(input_shape)}, expected [1, classes]"
         )
     return int(logits.shape[1])
+
+
+def _describable(member: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, dict[str, Any]]:
+    """The network and its layers; one of other types is first wired again from its trace."""
+    try:
+        return member, describe(member)
+    except UnsupportedOperationError:
+        pass  # the trace decides, and it names an operation rather than a type
+    wired = rebuilt(member, shape)
+    return wired, describe(wired)
 
 
 def _prefixes(members: Sequence[nn.Module], model: nn.Module) -> list[str]:

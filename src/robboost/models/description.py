@@ -62,13 +62,12 @@ def describe(model: nn.Module) -> dict[str, Any]:
     if isinstance(model, WiredNetwork):
         return {
             "type": "WiredNetwork",
-            "steps": [[step.operation, step.inputs, step.output, step.setting] for step in model.steps],
+            "steps": [[step.operation, [*step.inputs], step.output, [*step.setting]] for step in model.steps],
             "layers": {name: describe(layer) for name, layer in model.layers.items()},
             "constants": {name: list(value.shape) for name, value in model.constants.named_buffers()},
         }
     raise UnsupportedOperationError(
-        f"a layer of type {kind.__name__} cannot be saved as layers; expected a Sequential of standard layers"
-        " (export_onnx, then load_model, makes one of any network that has bounds)"
+        f"a layer of type {kind.__name__} has no description, expected a Sequential of standard layers"
     )
 
 
