@@ -95,6 +95,7 @@ class Comparison:
         overlap: [T, T], share of test examples that both members certify (the diagonal: each alone).
         names: of the members.
         fitted: the `RobBoost` whose mix is in the table.
+        mixes: name of the row -> coefficients weight / scale [T], for the rows that are networks.
         margins: name of the row -> lowest margin of each test example [N], for the rows that are networks.
         provenance: versions, threat, sizes, settings.
     """
@@ -104,6 +105,7 @@ class Comparison:
     overlap: Tensor = field(repr=False)
     names: tuple[str, ...]
     fitted: RobBoost = field(repr=False)
+    mixes: Mapping[str, Tensor] = field(repr=False)
     margins: Mapping[str, Tensor] = field(repr=False)
     provenance: Mapping[str, Any] = field(repr=False)
 
@@ -218,6 +220,7 @@ def compare(
         overlap=safe @ safe.T / len(x),
         names=tuple(members),
         fitted=fitted,
+        mixes=mixes,
         margins={name: on_test.margins[n].amin(1) for n, name in enumerate(mixes)},
         provenance=_provenance(threat, settings, (len(x_fit), len(x)), on_test.rechecked, reason),
     )

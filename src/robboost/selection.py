@@ -73,7 +73,13 @@ class Selection:
         # Too few images to part with: the same ones solve and judge.
         self._judging = bounds.take(position[held]) if bool(held.any()) else bounds
         self._whole = bounds.problem(self.scales)
-        self._solving = self._whole.only(bounds.pairs_of(~held))
+        self._solving = bounds.pairs_of(~held)
+        # Margins are concave in the weights: where every member alone reaches kappa, so does every mix. (Bounds on disk
+        # were screened when they were written.)
+        self._least = torch.full_like(self._solving, -torch.inf, dtype=torch.float64)
+        if isinstance(bounds, PoolBounds):
+            units = torch.eye(bounds.members, dtype=torch.float64, device=self.scales.device)
+            self._least = bounds.lower(units / self.scales).amin(0).flatten()
         if not any(limits.allow([t]) for t in range(bounds.members)):
             smallest = min(limits.sizes)
             raise InputError(f"max_megabytes={limits.megabytes}: expected at least {smallest:g}, the smallest member")
@@ -81,10 +87,17 @@ class Selection:
     def solve(self, kappa: float, method: str, *, everything: bool) -> Solution:
         """Weights [T] at this kappa, on all fit images or on the solving part.
 
+        Pairs on which every member reaches kappa are left out: they add nothing to the loss of any mix.
+
         Where limits forbid the members found, the one with the least weight leaves, and the rest is solved again, until
         they fit; that set is not proved the best of its size, and `lower_bound` concerns the members that are left.
         """
-        problem = (self._whole if everything else self._solving).with_kappa(kappa)
+        costly = ~(self._least >= kappa)
+        if not everything:
+            costly &= self._solving
+        if not bool(costly.any()):
+            costly[0] = True  # every mix is optimal; the solver wants one pair to say so
+        problem = (self._whole if bool(costly.all()) else self._whole.only(costly)).with_kappa(kappa)
         members = list(range(problem.n_members))
         while True:
             part = problem if len(members) == problem.n_members else problem.take_members(members)

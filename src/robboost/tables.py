@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["COLUMNS", "cells", "comparison_html", "comparison_text", "percent", "test_sentence"]
 
-COLUMNS = ("", "claim", "verified % fit", "verified % test", "targeted %", "clean %", "attack %", "MB", "members")
+COLUMNS = ("", "verified % test", "verified % fit", "targeted %", "clean %", "attack %", "MB", "members", "claim")
 
 
 def percent(share: Mapping[str, Any] | None, *, interval: bool = False) -> str:
@@ -24,14 +24,14 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     targeted = row["targeted_verified_error"]
     return [
         str(row["name"]),
-        str(row["claim"]),
-        percent(row["verified_error_fit"]),
         percent(row["verified_error"], interval=True),
+        percent(row["verified_error_fit"]),
         "-" if targeted is None else f"{100 * targeted:.2f}",
         percent(row["clean_error"]),
         percent(row["attack_error"]),
         "-" if row["size_mb"] is None else f"{row['size_mb']:.2f}",
         "-" if row["members"] is None else str(row["members"]),
+        str(row["claim"]),
     ]
 
 
@@ -79,6 +79,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
     lines = []
     for row in table:
-        padded = [text.ljust(widths[n]) if n < 2 else text.rjust(widths[n]) for n, text in enumerate(row)]
-        lines.append("  ".join(padded))
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+        last = len(row) - 1
+        padded = [text.ljust(widths[n]) if n in (0, last) else text.rjust(widths[n]) for n, text in enumerate(row)]
+        lines.append("  ".join(padded).rstrip())
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from robboost.attacks import AttackSettings
-from robboost.cli.console import progress, show, to_json, write_text
+from robboost.cli.console import check_writable, progress, show, to_json, write_text
+from robboost.cli.ensembles import pool_facts
 from robboost.cli.options import JsonOption
 from robboost.comparison import Settings, compare
 from robboost.data import load_dataset
 from robboost.models import Pool, read_pool, save_model
+from robboost.report import write_report
 from robboost.threat import Threat
 
 __all__ = ["register"]
@@ -31,6 +33,7 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Fit, certify, attack, compare and report, with five small networks on a part of MNIST (all embedded)."""
+    check_writable(out / "report.html")
     pool = demo_pool()
     threat = Threat(0.1, clip=(0.0, 1.0))
     held = load_dataset("mnist-small", split="heldout")
@@ -45,12 +48,15 @@ def demo(
             settings=settings,
             progress=tell,
         )
+        page = write_report(
+            result, pool, (test.images, test.labels), out, about=pool_facts(pool, held, test), progress=tell
+        )
     write_text(out / "comparison.json", to_json(result.to_dict()))
     save_model(result.fitted.ensemble, out / "ensemble.safetensors", {"fit": result.fitted.to_dict()},
                input_shape=test.input_shape)  # fmt: skip
     show(result, as_json)
     if not as_json:
-        typer.echo(f"ensemble: {out / 'ensemble.safetensors'}")
+        typer.echo(f"\nensemble  {out / 'ensemble.safetensors'}\nreport    {page.absolute()}")
 
 
 def demo_pool() -> Pool:

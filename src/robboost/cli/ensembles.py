@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,7 @@ from robboost.distributed import Processes, shared_examples
 from robboost.errors import CheckpointError, InputError
 from robboost.fitting import RobBoost
 from robboost.models import Pool, load_model, read_metadata, save_model
+from robboost.report import write_report
 from robboost.store import BoundStore
 from robboost.stored import StoredBounds, stored_bounds
 from robboost.threat import Threat
@@ -213,6 +215,7 @@ def compare_command(
     steps: StepsOption = 40,
     restarts: RestartsOption = 2,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the result as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Also write report.html and figures there.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
     threads: ThreadsOption = None,
@@ -220,8 +223,9 @@ def compare_command(
 ) -> None:
     """Best single network, uniform average, RobBoost, voting, cascade and oracles in one table."""
     set_threads(threads)
-    if save is not None:
-        check_writable(save)
+    for target in (save, None if report is None else report / "report.html"):
+        if target is not None:
+            check_writable(target)
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
     held = open_data(data, found.notes, "heldout", fit_limit)
@@ -240,9 +244,22 @@ def compare_command(
             settings=settings,
             progress=tell,
         )
+        if report is not None:
+            about = pool_facts(found, held, test)
+            page = write_report(result, found, (test.images, test.labels), report, about=about, progress=tell)
+            sys.stderr.write(f"report: {page}\n")
     if save is not None:
         write_text(save, to_json(result.to_dict()))
     show(result, as_json)
+
+
+def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:
+    """What a report says of files and data: names and hashes."""
+    return {
+        "members": {member.name: member.sha256 for member in pool.members},
+        "fit data": f"{held!r}, sha256 {held.sha256()}",
+        "test data": f"{test!r}, sha256 {test.sha256()}",
+    }
 
 
 def _open_model(path: Path, architecture: str | None, input_shape: str | None) -> tuple[nn.Module, dict[str, Any]]:
