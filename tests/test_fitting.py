@@ -137,3 +137,25 @@ def test_bad_input(bounds):
         RobBoost(Threat(0.5)).fit_bounds(POOL, bounds)
     with pytest.raises(InputError, match="pool has 2 members"):
         RobBoost(THREAT).fit_bounds(POOL[:2], bounds)
+
+
+def test_pairs_that_every_member_settles_do_not_change_the_problem(bounds):
+    from robboost.selection import Limits, Selection
+    from robboost.weights import objective, solve
+
+    scales = torch.tensor([2.0, 3.0, 1.0], dtype=torch.float64)
+    whole = bounds.problem(scales)
+    for kappa in (0.01, 0.1):
+        ours = Selection(bounds, scales, Limits((0.0,) * 3)).solve(kappa, "auto", everything=True)
+        full = solve(whole.with_kappa(kappa))
+        assert ours.n_pairs < whole.n_pairs
+        assert ours.objective == pytest.approx(objective(whole.with_kappa(kappa), ours.weights), rel=1e-9)
+        assert ours.objective == pytest.approx(full.objective, rel=3e-6)
+
+
+def test_where_every_mix_is_safe_any_is_optimal():
+    easy = RobBoost(Threat(0.001), bounds="ibp", kappa=1e-6).fit(
+        POOL[:1] * 1 + [POOL[1]], *(part[:9] for part in (X, Y))
+    )
+    assert easy.solution.objective == 0
+    assert easy.chosen.verified.count == 0
