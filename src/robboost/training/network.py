@@ -206,7 +206,7 @@ class Network:
         """1.0 where the flat vector holds a weight, 0.0 for biases and normalisations (what L1 leaves alone)."""
         return torch.cat([torch.full((math.prod(shape),), float(len(shape) > 1)) for shape in self.shapes])
 
-    def flat_of(self, module: nn.Sequential) -> Tensor:
+    def flat_of(self, module: nn.Module) -> Tensor:
         """The flat vector of a module that `build` made with the same arguments."""
         tensors = [t.detach().permute(0, 2, 3, 1) if t.dim() == 4 else t.detach() for t in module.parameters()]
         return torch.cat([t.reshape(-1) for t in tensors])

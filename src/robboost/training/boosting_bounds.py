@@ -1,0 +1,169 @@
+"""What a boosted margin is made of: linear bounds that carry gradients, and the frozen sum of earlier members.
+
+The frozen sum is data: slopes and intercepts of all earlier members together, one row for each training image. It is
+rounded for storage, and what the rounding can cost is taken off the intercepts, so that the stored sum is itself a
+bound (of real arithmetic, like the engine's bounds that it is made of).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robboost.bounds import Options, margin_bounds
+from robboost.errors import InputError
+from robboost.threat import Threat
+from robboost.training.losses import Batch, point_margins
+
+__all__ = ["STORAGE", "FrozenSum", "Lines", "concrete_margins", "engine_bounds", "frozen_sum"]
+
+STORAGE: dict[str, torch.dtype] = {"float16": torch.float16, "float32": torch.float32}
+# Images bounded at once.
+_CHUNK = 500
+# Raises the float64 sum that bounds the cost of storage by more than its own rounding.
+_SLACK = 1 + 1e-9
+
+
+class Lines(NamedTuple):
+    """margin_j(x + d) >= <slope_j, d> + intercept_j on the whole set around x.
+
+    slope: [N, C-1, *input]; None stands for zero (what interval bounds give). intercept: [N, C-1].
+    """
+
+    slope: Tensor | None
+    intercept: Tensor
+
+    @classmethod
+    def total(cls, parts: Sequence[Lines]) -> Lines:
+        """The lines of the sum."""
+        slopes = [part.slope for part in parts if part.slope is not None]
+        slope = None
+        for part in slopes:
+            slope = part if slope is None else slope + part
+        return cls(slope, torch.stack([part.intercept for part in parts]).sum(0))
+
+    def scaled(self, coefficient: float | Tensor) -> Lines:
+        """The lines of coefficient * network; a negative coefficient would turn the inequality around."""
+        return Lines(None if self.slope is None else coefficient * self.slope, coefficient * self.intercept)
+
+
+@dataclass(frozen=True)
+class FrozenSum:
+    """sum_t a_t (slope_t, intercept_t) of the frozen members on N training images, a_t their coefficients.
+
+    Attributes:
+        slope: [N, C-1, *input] in the type of storage; None where every member's is zero.
+        intercept: [N, C-1], float32: the bound's value at the image itself.
+        points: [N, C-1], float32: margins of the images themselves, without any attack.
+    """
+
+    slope: Tensor | None
+    intercept: Tensor
+    points: Tensor
+
+    def rows(self, chosen: Tensor) -> Lines:
+        """The bounds of the images at positions `chosen` [N], in float32; nothing leaves the device."""
+        slope = None if self.slope is None else self.slope.index_select(0, chosen).float()
+        return Lines(slope, self.intercept.index_select(0, chosen))
+
+    def at(self, batch: Batch) -> tuple[Lines, Tensor]:
+        """Lines of the sum on the batch, and its margins at the images themselves."""
+        return self.rows(batch.chosen), self.points.index_select(0, batch.chosen)
+
+
+def concrete_margins(parts: Sequence[Lines], x: Tensor, region: tuple[Tensor, Tensor]) -> Tensor:
+    """M = sum_t c_t + <sum_t L_t, centre - x> - <radius, |sum_t L_t|>, [N, C-1] (paper, section 3.5, with the box).
+
+    The set is the interval centre +- radius around the images x. Slopes cancel before their size is taken: this is what
+    lets a member help where it certifies nothing itself.
+    """
+    slope, intercept = Lines.total(parts)
+    if slope is None:
+        return intercept
+    centre, radius = (side.flatten(1).unsqueeze(2) for side in region)
+    flat = slope.flatten(2)
+    shift = torch.bmm(flat, centre - x.flatten(1).unsqueeze(2))
+    return intercept + (shift - torch.bmm(flat.abs(), radius)).squeeze(2)
+
+
+def engine_bounds(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, method: str) -> Lines:
+    """The engine's float32 bounds of a finished network; "a+b" takes the tighter of methods a and b for each pair."""
+    if method == "ibp":
+        return Lines(None, margin_bounds(model, x, y, threat, "ibp").lower)
+    if "+" in method:
+        parts = tuple(part.strip() for part in method.split("+"))
+        found = margin_bounds(model, x, y, threat, "tightest", options=Options(parts=parts))
+    else:
+        found = margin_bounds(model, x, y, threat, method)
+    return Lines(found.slope, found.intercept)
+
+
+@torch.no_grad()
+def frozen_sum(
+    members: Sequence[nn.Module],
+    coefficients: Sequence[float],
+    examples: tuple[Tensor, Tensor],
+    threat: Threat,
+    method: str,
+    *,
+    storage: str = "float16",
+    budget: int = 8 * 2**30,
+) -> FrozenSum:
+    """Bounds all members on all images and adds them up, in as much memory as the rows themselves take.
+
+    Args:
+        members: finished networks on the images' device; any module that the engine bounds.
+        coefficients: a_t, none negative.
+        examples: images [N, *input] and labels [N].
+        threat: the set; the rows hold on it, and so on every smaller one around the same images.
+        method: of `margin_bounds`, or several joined by "+".
+        storage: "float16" or "float32".
+        budget: bytes that the rows may take.
+    """
+    x, y = examples
+    sloped = method != "ibp"
+    kind = STORAGE[storage]
+    targets = members[0](x[:1]).shape[1] - 1
+    needed = len(x) * targets * (x[0].numel() * kind.itemsize * sloped + 8)
+    if needed > budget:
+        raise InputError(
+            f"frozen bounds of {len(x)} images take {needed / 1e9:.1f} GB in {storage}; expected at most"
+            f" {budget / 1e9:.1f}: raise the budget, use float16, or let them be recomputed"
+        )
+    slope = torch.empty((len(x), targets, *x.shape[1:]), dtype=kind, device=x.device) if sloped else None
+    intercept = torch.empty((len(x), targets), device=x.device)
+    points = torch.empty_like(intercept)
+    for start in range(0, len(x), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        total = torch.zeros((len(x[part]), targets), dtype=torch.float64, device=x.device)
+        slopes = torch.zeros((), device=x.device)
+        clean = torch.zeros((), device=x.device)
+        for member, coefficient in zip(members, coefficients, strict=True):
+            found = engine_bounds(member, x[part], y[part], threat, method)
+            total += coefficient * found.intercept.double()
+            clean = clean + coefficient * point_margins(member(x[part]), y[part])
+            if found.slope is not None:
+                slopes = slopes + coefficient * found.slope
+        if slope is not None:
+            slope[part] = _stored(slopes, kind)
+            total -= _storage_error(slopes, slope[part], x[part], threat)
+        intercept[part] = total.float()
+        points[part] = clean
+    return FrozenSum(slope, intercept, points)
+
+
+def _stored(slopes: Tensor, kind: torch.dtype) -> Tensor:
+    limit = torch.finfo(kind).max
+    return slopes.clamp(-limit, limit).to(kind)
+
+
+def _storage_error(exact: Tensor, stored: Tensor, x: Tensor, threat: Threat) -> Tensor:
+    """max over the set of <exact - stored, d>, rounded up: [N, C-1]. The set's d reach |centre - x| + radius."""
+    centre, radius = threat.region(x)
+    reach = ((centre - x).abs() + radius).flatten(1).double().unsqueeze(2)
+    gap = (exact.double() - stored.double()).abs().flatten(2)
+    return torch.bmm(gap, reach).squeeze(2) * _SLACK
