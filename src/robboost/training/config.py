@@ -13,7 +13,7 @@ from typing import Any
 from robboost.errors import InputError
 from robboost.training.losses import METHODS
 
-__all__ = ["PoolConfig", "TrainConfig", "load_config", "load_pool", "recipe"]
+__all__ = ["PoolConfig", "TrainConfig", "load_config", "load_pool", "pool_of", "read_table", "recipe"]
 
 _RECIPES = Path(__file__).parent / "recipes"
 
@@ -154,7 +154,7 @@ _RANGES: list[tuple[str, float, float]] = [
 
 def load_config(path: str | Path) -> TrainConfig:
     """One member's configuration from a .toml or .json file."""
-    return _config(_read(Path(path)), str(path))
+    return _config(read_table(Path(path)), str(path))
 
 
 def load_pool(path: str | Path) -> PoolConfig:
@@ -165,7 +165,11 @@ def load_pool(path: str | Path) -> PoolConfig:
     file = Path(path)
     if not file.exists() and (_RECIPES / f"{path}.toml").exists():
         file = _RECIPES / f"{path}.toml"
-    raw = _read(file)
+    return pool_of({"name": file.stem} | read_table(file), str(path))
+
+
+def pool_of(raw: Mapping[str, Any], path: str) -> PoolConfig:
+    """The pool of a table read from `path`."""
     unknown = sorted(set(raw) - {"name", "dataset", "defaults", "members"})
     members = raw.get("members")
     if unknown or not isinstance(members, list) or not members:
@@ -173,8 +177,8 @@ def load_pool(path: str | Path) -> PoolConfig:
     if not isinstance(raw.get("dataset"), str):
         raise InputError(f"{path}: dataset={raw.get('dataset')!r}: expected the name of a data set")
     defaults = raw.get("defaults", {})
-    name = str(raw.get("name", file.stem))
-    configs = tuple(_config({**defaults, **member, "pool": name}, str(path)) for member in members)
+    name = str(raw["name"])
+    configs = tuple(_config({**defaults, **member, "pool": name}, path) for member in members)
     labels = [config.label for config in configs]
     if len(set(labels)) < len(labels):
         twice = max(labels, key=labels.count)
@@ -190,7 +194,8 @@ def recipe(name: str) -> PoolConfig:
     return load_pool(_RECIPES / f"{name}.toml")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """The named values of a .toml or .json file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
