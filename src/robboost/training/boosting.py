@@ -22,7 +22,7 @@ from robboost.models import Ensemble, load_model, read_metadata, save_model
 from robboost.models.architectures import float32_bytes
 from robboost.threat import Threat
 from robboost.training.boosting_bounds import frozen_sum
-from robboost.training.boosting_certificate import HeldOut, ensemble_of, fitted_coefficients
+from robboost.training.boosting_certificate import HeldOut, ensemble_of
 from robboost.training.boosting_config import BoostConfig
 from robboost.training.boosting_member import BoostedMember, Frozen, FrozenNetworks
 from robboost.training.config import TrainConfig
@@ -169,17 +169,18 @@ class _Boosting:
         coefficients = (*self._coefficients(), 1.0)
         self._take(trained.model)
         if self.config.reweight == "exact":
-            coefficients = fitted_coefficients(self.heldout)
+            coefficients = self.heldout.fitted_coefficients()
         names = [stage.member for stage in self.stages] + [config.label]
         ensemble = ensemble_of(self.members, coefficients, names)
-        judged = self.heldout.judge(ensemble)
+        alone = [0.0] * (len(self.members) - 1) + [1.0]
+        judged, by_itself = self.heldout.judge([ensemble.coefficients().tolist(), alone])
         self.stages.append(
             Stage(
                 member=config.label,
                 coefficients=coefficients,
                 verified_error=judged.verified_error,
                 clean_error=judged.clean_error,
-                alone_verified_error=self.heldout.judge_alone(len(self.members) - 1).verified_error,
+                alone_verified_error=by_itself.verified_error,
                 loss=trained.history[-1]["loss"],
                 size_mb=sum(float32_bytes(part) for part in self.members) / 1e6,
                 epochs=trained.config.epochs,

@@ -18,7 +18,7 @@ from robboost.data import Dataset
 from robboost.errors import DivergedError, InputError
 from robboost.models import Ensemble, save_model
 from robboost.threat import Threat
-from robboost.training.boosting_certificate import HeldOut, Judged, fitted_weights
+from robboost.training.boosting_certificate import HeldOut, Judged
 from robboost.training.boosting_member import BOUNDS, Objective
 from robboost.training.config import TrainConfig
 from robboost.training.member import DeviceData
@@ -112,8 +112,8 @@ def fine_tune(
     used = ensemble.pruned()
     pad = config.train.shift
     shared = DeviceData.of(data.images, data.labels, pad=pad, classes=len(data.classes), device=device)
-    held, before = _judged(used, config, heldout, device)
-    scale = _scale(used, held, config.objective)
+    _, before = _judged(used, config, heldout, device)
+    scale = _scale(before, config.objective)
     coefficients = [scale * c for c in used.coefficients().tolist()]
     reweighting = None
     if config.reweight_every:
@@ -129,8 +129,9 @@ def fine_tune(
         )
     last = member.ensemble(used.names)
     held, after = _judged(last, config, heldout, device)
-    exact = Ensemble(list(last.members), *fitted_weights(held), names=used.names)
-    candidates = {"exact weights": (exact, held.judge(exact)), "last weights": (last, after), "start": (used, before)}
+    exact = Ensemble(list(last.members), *held.fitted_weights(), names=used.names)
+    (refitted,) = held.judge([exact.coefficients().tolist()])
+    candidates = {"exact weights": (exact, refitted), "last weights": (last, after), "start": (used, before)}
     chosen = min(candidates, key=lambda name: candidates[name][1].verified_error)
     best = candidates[chosen][0].pruned()
     errors = {
@@ -149,15 +150,15 @@ def _judged(ensemble: Ensemble, config: TuneConfig, heldout: Dataset, device: to
     held = HeldOut(heldout, config.threat, config.certificate, device)
     for member in ensemble.members:
         held.add(copy.deepcopy(member).to(device).eval())
-    return held, held.judge(ensemble)
+    (judged,) = held.judge([ensemble.coefficients().tolist()])
+    return held, judged
 
 
-def _scale(ensemble: Ensemble, held: HeldOut, objective: Objective) -> float:
+def _scale(start: Judged, objective: Objective) -> float:
     """The multiple of the margins at which the surrogate is lowest on held-out images.
 
     A certificate does not depend on the size of the logits, a surrogate does: the start should not be spent on finding
     a size.
     """
-    margins = held.bounds.mix(ensemble.coefficients().to(held.images.device)).lower
-    unit = 1 / float(margins.abs().mean().clamp(min=1e-12))
-    return unit * min(_SCALES, key=lambda scale: float(objective(margins * (unit * scale))))
+    unit = 1 / float(start.margins.abs().mean().clamp(min=1e-12))
+    return unit * min(_SCALES, key=lambda scale: float(objective(start.margins * (unit * scale))))

@@ -15,7 +15,7 @@ from robboost.errors import InputError
 from robboost.models import Ensemble
 from robboost.threat import Threat
 from robboost.training.boosting_bounds import Lines, concrete_margins
-from robboost.training.boosting_certificate import HeldOut, ensemble_of, exact_weights
+from robboost.training.boosting_certificate import HeldOut, ensemble_of
 from robboost.training.boosting_member import Objective, lines_of
 from robboost.training.config import TrainConfig
 from robboost.training.losses import Situation
@@ -95,7 +95,7 @@ class Reweighting:
         held = HeldOut(self.heldout, self.threat, self.method, device)
         for network in networks:
             held.add(copy.deepcopy(network).to(device))
-        weights, scales = (part.to(coefficients) for part in exact_weights(held))
+        weights, scales = (part.to(coefficients) for part in held.exact_weights())
         size = (coefficients * scales).sum()
         return torch.lerp(size * weights / scales, coefficients, self.damping)
 
