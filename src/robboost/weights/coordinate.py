@@ -8,7 +8,7 @@ import torch
 
 from robboost.errors import UnsupportedOperationError
 from robboost.weights.bundle import Bundle
-from robboost.weights.line import Line, minimise_line
+from robboost.weights.line import Rows, minimise_line
 from robboost.weights.optimum import Clock, finish
 from robboost.weights.oracle import checked_pass
 from robboost.weights.problem import WeightProblem
@@ -72,11 +72,11 @@ def _step(
     c = problem.intercepts
     gamma, mu = -(c[t] - b @ c), problem.kappa - b @ c
 
-    def lines() -> Iterator[Line]:
+    def lines() -> Iterator[Rows]:
         step = max(1, 2**22 // problem.dim)
         for start in range(0, problem.n_pairs, step):
             part = slice(start, start + step)
-            yield Line.of(gamma[part], mu[part], _member(problem, t, part) - outside[part], outside[part])
+            yield Rows(gamma[part], mu[part], _member(problem, t, part) - outside[part], outside[part])
 
     found = minimise_line(lines, n_rows=problem.n_pairs * problem.dim)
     moved = (1.0 - found.position) * b

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
-__all__ = ["Line", "LineMinimum", "minimise_line"]
+__all__ = ["Line", "LineMinimum", "Rows", "minimise_line"]
 
 # Rows read for the first bracket, and the width of that bracket.
-_SAMPLE_ROWS = 200_000
+_SAMPLE_ROWS = 100_000
 _BRACKET = 0.01
+# Below this many rows the plain form is done before a compiled kernel has started.
+_WORTH_COMPILING = 50_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +35,6 @@ class Line:
     omega: torch.Tensor
     nu: torch.Tensor
     pair: torch.Tensor
-
-    @classmethod
-    def of(cls, gamma: torch.Tensor, mu: torch.Tensor, omega: torch.Tensor, nu: torch.Tensor) -> Line:
-        """From a rectangle of rows [n, d]."""
-        n, d = omega.shape
-        pair = torch.arange(n, device=omega.device).repeat_interleave(d)
-        return cls(gamma, mu, omega.reshape(-1), nu.reshape(-1), pair)
 
     def fold(self, low: float, high: float) -> Line:
         """The same function on [low, high], with the rows that keep their sign there folded into their pairs."""
@@ -64,6 +60,35 @@ class Line:
         return float(value.clamp(min=0).sum()), float(left.sum()), float(right.sum())
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Pairs `gamma s + mu` [n], each with its own rows `|omega s + nu|` [n, d]; float64."""
+
+    gamma: torch.Tensor
+    mu: torch.Tensor
+    omega: torch.Tensor
+    nu: torch.Tensor
+
+    def fold(self, low: float, high: float) -> Line:
+        """The same function on [low, high] as a line with few rows."""
+        n, d = self.omega.shape
+        if self.omega.is_cuda or n * d < _WORTH_COMPILING or not find_spec("numba"):
+            pair = torch.arange(n, device=self.omega.device).repeat_interleave(d)
+            return Line(self.gamma, self.mu, self.omega.reshape(-1), self.nu.reshape(-1), pair).fold(low, high)
+        from robboost.weights.kernel_line import fold_rows
+
+        gamma, mu = self.gamma.clone(), self.mu.clone()
+        kept, pair = torch.empty(2, n * d, dtype=torch.float64), torch.empty(n * d, dtype=torch.long)
+        count = fold_rows(
+            self.omega.numpy(), self.nu.numpy(), low, high, gamma.numpy(), mu.numpy(), kept.numpy(), pair.numpy()
+        )
+        return Line(gamma, mu, kept[0, :count].clone(), kept[1, :count].clone(), pair[:count].clone())
+
+    def every(self, step: int) -> Rows:
+        """Every `step`-th pair, so that a sorted data set is sampled evenly."""
+        return Rows(self.gamma[::step], self.mu[::step], self.omega[::step], self.nu[::step])
+
+
 @dataclass(frozen=True)
 class LineMinimum:
     """Minimiser s in [0, 1], the loss there, and how many times the rows were read."""
@@ -73,21 +98,21 @@ class LineMinimum:
     reads: float
 
 
-def minimise_line(chunks: Callable[[], Iterable[Line]], *, n_rows: int) -> LineMinimum:
+def minimise_line(chunks: Callable[[], Iterable[Rows]], *, n_rows: int) -> LineMinimum:
     """The exact minimiser of g on [0, 1].
 
-    `chunks` runs over all pairs anew at each call, as lines of disjoint pairs. A subsample of the pairs gives a
+    `chunks` runs over all pairs anew at each call, as rows of disjoint pairs. A subsample of the pairs gives a
     bracket; one read folds everything outside it; if the derivatives at its ends show that the minimiser lies beyond,
     the bracket moves and widens.
     """
     low, high, reads = 0.0, 1.0, 0.0
     if n_rows > 2 * _SAMPLE_ROWS:
-        sample = [_subsample(line, _SAMPLE_ROWS / n_rows) for line in chunks()]
-        middle, _ = _on_folded(_joined(sample), 0.0, 1.0)
-        low, high, reads = max(0.0, middle - _BRACKET), min(1.0, middle + _BRACKET), _SAMPLE_ROWS / n_rows
+        step = n_rows // _SAMPLE_ROWS
+        middle, _ = _on_folded(_joined([rows.every(step).fold(0.0, 1.0) for rows in chunks()]), 0.0, 1.0)
+        low, high, reads = max(0.0, middle - _BRACKET), min(1.0, middle + _BRACKET), 1.0 / step
     width = high - low
     while True:
-        line = _joined([line.fold(low, high) for line in chunks()])
+        line = _joined([rows.fold(low, high) for rows in chunks()])
         reads += 1
         width *= 8
         if low > 0 and line.evaluate(low)[1] > 0:
@@ -129,16 +154,6 @@ def _on_folded(line: Line, low: float, high: float) -> tuple[float, float]:
         if high - low < width / 4:
             line, width = line.fold(low, high), high - low
     return best, best_value
-
-
-def _subsample(line: Line, share: float) -> Line:
-    """Every so many pairs, so that a sorted data set is sampled evenly."""
-    n = line.gamma.shape[0]
-    keep = torch.zeros(n, dtype=torch.bool, device=line.gamma.device)
-    keep[:: max(1, int(1 / share))] = True
-    index = torch.cumsum(keep, 0) - 1
-    rows = keep[line.pair]
-    return Line(line.gamma[keep], line.mu[keep], line.omega[rows], line.nu[rows], index[line.pair[rows]])
 
 
 def _joined(lines: list[Line]) -> Line:
