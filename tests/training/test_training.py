@@ -10,10 +10,11 @@ import torch
 import robboost as rb
 from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError, InputError
-from robboost.models.layers import PixelMask
+from robboost.models import PixelMask, read_pool
 from robboost.training import Progress, RunOptions, TrainConfig, train, train_pool
 from robboost.training import member as member_module
 from robboost.training.losses import LOSSES, METHODS
+from robboost.training.manifest import save_pool
 from robboost.training.member import DeviceData, Member
 
 SMALL = "conv 6 4x4/2, conv 8 4x4/2, fc 32"
@@ -96,20 +97,39 @@ def test_a_pool_trains_each_member_as_if_alone(data: Dataset) -> None:
 
 
 def test_files_of_a_run(data: Dataset, tmp_path: Path) -> None:
-    from safetensors import safe_open
-
     chosen = config(epochs=2, name="one", pool="p")
     trained = train(chosen, data.take(300), options=RunOptions(out=tmp_path))
     entries = [json.loads(line) for line in (tmp_path / "p/one.log.jsonl").read_text().splitlines()]
     assert entries == trained.history
     assert [entry["epoch"] for entry in entries] == [1, 2]
     assert entries[-1]["eps"] == pytest.approx(0.05)
-    with safe_open(tmp_path / "p/one.safetensors", "pt") as file:
-        metadata = file.metadata()
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert TrainConfig(**json.loads(metadata["training"])) == chosen
-    for name, tensor in trained.model.state_dict().items():
-        assert torch.equal(saved[name], tensor)
+    saved = tmp_path / "p/one.safetensors"
+    described = rb.models.read_metadata(saved)
+    assert TrainConfig(**described.notes["config"]) == chosen
+    assert described.input_shape == (1, 28, 28)
+    loaded = rb.load_model(saved)
+    for one, two in zip(loaded.parameters(), trained.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_pool_is_saved_with_a_manifest(data: Dataset, heldout: Dataset, tmp_path: Path) -> None:
+    chosen = [config(epochs=1, pool="p", pixel_share=0.9), config(epochs=1, pool="p", seed=1)]
+    trained = train_pool(chosen, data.take(300), heldout=heldout, options=RunOptions(out=tmp_path))
+    save_pool(tmp_path / "p", trained, data, entries={"eps": 0.05})
+    pool = read_pool(tmp_path / "p")
+    assert pool.names == ("net-ibp-0", "net-ibp-1")
+    assert pool.notes == {"dataset": "mnist-small", "eps": 0.05}
+    for member, run in zip(pool.members, trained, strict=True):
+        assert TrainConfig(**member.config) == run.config
+        assert member.seed == run.config.seed
+        assert run.figures is not None
+        assert member.metrics["heldout_verified_error"] == run.figures.verified_error
+        assert torch.equal(member.model(heldout.images), run.model(heldout.images))
+    (tmp_path / "p/net-ibp-1.safetensors").write_bytes(b"changed")
+    with pytest.raises(CheckpointError, match="net-ibp-1"):
+        read_pool(tmp_path / "p")
+    lost = [dataclasses.replace(run, diverged=True) for run in trained]
+    assert save_pool(tmp_path / "q", lost, data) is None
 
 
 def test_a_pixel_mask_is_inside_the_network(data: Dataset) -> None:

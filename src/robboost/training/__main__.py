@@ -13,6 +13,7 @@ from robboost.data import Dataset, load_dataset
 from robboost.errors import RobBoostError
 from robboost.training.config import PoolConfig, load_pool
 from robboost.training.evaluation import uniform_error
+from robboost.training.manifest import save_pool
 from robboost.training.pool import Progress, RunOptions, Trained, train_pool
 
 
@@ -51,6 +52,9 @@ def _run(options: argparse.Namespace) -> None:
         members = [config for pool in chosen for config in pool.members]
         trained = train_pool(members, data, heldout=heldout, options=run, progress=_say)
         _write_figures(chosen, trained, options.out)
+        for pool in chosen:
+            mine = [member for member in trained if member.config.pool == pool.name]
+            save_pool(options.out / pool.name, mine, data, entries={"eps": mine[0].config.eps})
 
 
 def _limited(data: Dataset, limit: int | None) -> Dataset:

@@ -103,11 +103,15 @@ class TrainConfig:
         return self.eps if self.train_eps is None else self.train_eps
 
     @property
+    def short_name(self) -> str:
+        """`name`, or one made of architecture, method and seed."""
+        short = self.architecture if len(self.architecture) <= 10 and self.architecture.isalnum() else "net"
+        return self.name or f"{short}-{self.method}-{self.seed}"
+
+    @property
     def label(self) -> str:
         """ "POOL/NAME", or the name alone: where the member's files are."""
-        short = self.architecture if len(self.architecture) <= 10 and self.architecture.isalnum() else "net"
-        name = self.name or f"{short}-{self.method}-{self.seed}"
-        return f"{self.pool}/{name}" if self.pool else name
+        return f"{self.pool}/{self.short_name}" if self.pool else self.short_name
 
     def with_epochs(self, epochs: int) -> TrainConfig:
         """The same run over `epochs`: the schedules keep their shape."""

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from robboost.errors import CheckpointError
+from robboost.models import save_model
+from robboost.models.files import write_atomically
 from robboost.training.config import TrainConfig
 from robboost.training.member import LOG, Member
 
-__all__ = ["history", "load_state", "save_history", "save_member", "save_state"]
+__all__ = ["history", "load_state", "notes", "save_history", "save_member", "save_state"]
 
 
 def save_member(member: Member, folder: Path) -> Path:
-    """NAME.safetensors: the averaged weights in float32, normalisation folded; its metadata says how it was made."""
-    from safetensors.torch import save
-
-    module = member.net.module(member.average, member.final_norms().in_order())
-    metadata = {
-        "structure": member.net.structure,
-        "input_shape": json.dumps(member.net.input_shape),
-        "num_classes": str(member.net.num_classes),
-        "training": json.dumps(member.config.as_dict()),
-    }
+    """NAME.safetensors: the averaged weights in float32, normalisation folded; the file describes itself."""
     path = folder / f"{member.config.label}.safetensors"
-    _replace(path, save({name: t.contiguous() for name, t in module.state_dict().items()}, metadata))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    module = member.net.module(member.average, member.final_norms().in_order())
+    save_model(module, path, notes(member.config), input_shape=member.net.input_shape)
     return path
+
+
+def notes(config: TrainConfig) -> dict[str, Any]:
+    """What a member's file says of its training."""
+    return {"architecture": config.architecture, "config": config.as_dict(), "seed": config.seed}
 
 
 def history(member: Member) -> list[dict[str, float]]:
@@ -50,7 +50,9 @@ def history(member: Member) -> list[dict[str, float]]:
 def save_history(entries: list[dict[str, float]], config: TrainConfig, folder: Path) -> None:
     """NAME.log.jsonl: one JSON object per epoch."""
     text = "".join(json.dumps(entry) + "\n" for entry in entries)
-    _replace(folder / f"{config.label}.log.jsonl", text.encode())
+    path = folder / f"{config.label}.log.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
 
 
 def save_state(member: Member, folder: Path) -> None:
@@ -78,10 +80,3 @@ def load_state(config: TrainConfig, folder: Path) -> tuple[TrainConfig, dict[str
             f"{path}: belongs to another configuration; expected the one that it was started with, or another folder"
         )
     return known, state
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    spare = path.with_name(path.name + ".partial")
-    spare.write_bytes(content)
-    os.replace(spare, path)
