@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 import robboost
-from robboost.cli import catalogue, demo, ensembles, stores
+from robboost.cli import bench, catalogue, demo, ensembles, exports, stores, training
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
 from robboost.observability import log_json, profiled, resources
@@ -27,8 +26,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (demo, stores, ensembles, catalogue):
+for part in (demo, training, stores, ensembles, exports, bench, catalogue):
     part.register(app)
+
+
+# "Wrong usage" of click; some versions of typer carry a click of their own, so it is reached through typer.
+_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+_INTERRUPTED = "interrupted: the same command continues from what is saved, where it saves"
 
 
 def _version(wanted: bool) -> None:
@@ -68,10 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: 0 success, 1 a contradiction to a proof, 2 wrong usage or input, 130 interrupted."""
     try:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except click.exceptions.Abort:
-        fail("interrupted: the same command continues from what is saved, where it saves", 130)
-    except click.ClickException as error:
-        fail(error.format_message().replace("\n", " "), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        fail(_INTERRUPTED, 130)
+    except SystemExit as end:  # typer's own answer to Ctrl-C says nothing
+        if end.code == 130:
+            fail(_INTERRUPTED, 130)
+        raise
+    except _USAGE as error:
+        fail(error.format_message(), 2)  # type: ignore[attr-defined]
     except SoundnessError as error:
         fail(f"INTERNAL CONTRADICTION: {error}", 1)
     except RobBoostError as error:
@@ -79,8 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away: nothing to tell, and no one to tell it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except KeyboardInterrupt:
-        fail("interrupted: the same command continues from what is saved, where it saves", 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}; expected a place that can be read and written", 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from robboost.cli.ensembles import pool_facts
 from robboost.cli.options import JsonOption
 from robboost.comparison import Settings, compare
 from robboost.data import load_dataset
-from robboost.models import Pool, read_pool, save_model
+from robboost.models import demo_pool, save_model
 from robboost.report import write_report
 from robboost.threat import Threat
 
@@ -57,9 +56,3 @@ def demo(
     show(result, as_json)
     if not as_json:
         typer.echo(f"\nensemble  {out / 'ensemble.safetensors'}\nreport    {page.absolute()}")
-
-
-def demo_pool() -> Pool:
-    """The five small networks that ship with the package."""
-    with as_file(files("robboost.data") / "demo_pool") as folder:
-        return read_pool(folder)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import nn
 
 from robboost.attacks import AttackSettings, attack
 from robboost.certification import certify
@@ -28,6 +27,7 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
+    open_model,
     open_pool,
     open_threat,
     set_threads,
@@ -35,9 +35,9 @@ from robboost.cli.options import (
 from robboost.comparison import Settings, compare
 from robboost.data import Dataset
 from robboost.distributed import Processes, shared_examples
-from robboost.errors import CheckpointError, InputError
+from robboost.errors import InputError
 from robboost.fitting import RobBoost
-from robboost.models import Pool, load_model, read_metadata, save_model
+from robboost.models import Pool, save_model
 from robboost.report import write_report
 from robboost.store import BoundStore
 from robboost.stored import StoredBounds, stored_bounds
@@ -55,9 +55,15 @@ MembersOption = Annotated[int | None, typer.Option("--max-members", help="At mos
 MegabytesOption = Annotated[float | None, typer.Option("--max-megabytes", help="At most so many MB of parameters.")]
 
 
+FitDataOption = Annotated[
+    str | None, typer.Option("--fit-data", help="Where held-out images come from, if not from --data.")
+]
+FitLimitOption = Annotated[int | None, typer.Option("--fit-limit", help="Use so many held-out images.")]
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    for command in (fit, certify_command, attack_command, compare_command):
+    for command in (fit, certify_command, attack_command, compare_command, report_command):
         app.command(name=command.__name__.removesuffix("_command"))(command)
 
 
@@ -143,7 +149,8 @@ def certify_command(
 ) -> None:
     """Prove robustness image by image, for a network or an ensemble."""
     set_threads(threads)
-    network, notes = _open_model(model, architecture, input_shape)
+    found = open_model(model, architecture, input_shape)
+    network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
     with together() as (processes, tell):
@@ -180,7 +187,8 @@ def attack_command(
     if out is not None:
         check_writable(out)
     settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed)  # type: ignore[arg-type]
-    network, notes = _open_model(model, architecture, input_shape)
+    found = open_model(model, architecture, input_shape)
+    network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
     with together() as (processes, _):
@@ -204,7 +212,8 @@ def compare_command(
     pool: PoolArgument,
     data: DataOption = None,
     limit: LimitOption = None,
-    fit_limit: Annotated[int | None, typer.Option("--fit-limit", help="Use so many held-out images.")] = None,
+    fit_data: FitDataOption = None,
+    fit_limit: FitLimitOption = None,
     eps: EpsOption = None,
     norm: NormOption = None,
     clip: ClipOption = "0,1",
@@ -228,7 +237,11 @@ def compare_command(
             check_writable(target)
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
-    held = open_data(data, found.notes, "heldout", fit_limit)
+    if data is not None and data.endswith(".npz") and fit_data is None:
+        raise InputError(
+            f"--data {data}: expected --fit-data, too: a file has one split, and weights need other images"
+        )
+    held = open_data(fit_data or data, found.notes, "heldout", fit_limit)
     test = open_data(data, found.notes, "test", limit)
     settings = Settings(
         bounds=bounds,
@@ -253,6 +266,32 @@ def compare_command(
     show(result, as_json)
 
 
+def report_command(
+    pool: PoolArgument,
+    out: Annotated[Path, typer.Option("--out", help="Folder for report.html and the figures.")] = Path("report"),
+    data: DataOption = None,
+    limit: LimitOption = None,
+    fit_data: FitDataOption = None,
+    fit_limit: FitLimitOption = None,
+    eps: EpsOption = None,
+    norm: NormOption = None,
+    clip: ClipOption = "0,1",
+    bounds: BoundsOption = "tightest",
+    steps: StepsOption = 40,
+    restarts: RestartsOption = 2,
+    architecture: ArchitectureOption = None,
+    input_shape: ShapeOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The comparison, and one HTML page with its figures."""
+    compare_command(
+        pool, data=data, limit=limit, fit_data=fit_data, fit_limit=fit_limit, eps=eps, norm=norm, clip=clip,
+        bounds=bounds, steps=steps, restarts=restarts, report=out, architecture=architecture, input_shape=input_shape,
+        threads=threads, as_json=as_json,
+    )  # fmt: skip
+
+
 def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:
     """What a report says of files and data: names and hashes."""
     return {
@@ -260,16 +299,6 @@ def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:
         "fit data": f"{held!r}, sha256 {held.sha256()}",
         "test data": f"{test!r}, sha256 {test.sha256()}",
     }
-
-
-def _open_model(path: Path, architecture: str | None, input_shape: str | None) -> tuple[nn.Module, dict[str, Any]]:
-    """A model, and what its file says about data and threat."""
-    shape = None if input_shape is None else [int(side) for side in input_shape.split(",")]
-    model = load_model(path, architecture=architecture, input_shape=shape)
-    try:
-        return model, dict(read_metadata(path).notes)
-    except CheckpointError:  # a file that some other tool wrote
-        return model, {}
 
 
 def _kappa(text: str) -> float | str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from torch import nn
 
 from robboost.data import DATASETS, Dataset, load_dataset
-from robboost.errors import InputError
-from robboost.models import Pool, read_pool
+from robboost.errors import CheckpointError, InputError
+from robboost.models import Pool, load_model, read_metadata, read_pool
 from robboost.threat import Threat
 
 PoolArgument = Annotated[
@@ -52,6 +53,25 @@ def open_pool(paths: list[Path], architecture: str | None, input_shape: str | No
     source: Path | list[Path] = paths[0] if len(paths) == 1 else list(paths)
     shape = None if input_shape is None else _numbers(input_shape, "--input-shape", int)
     return read_pool(source, architecture=architecture, input_shape=shape)
+
+
+class OpenedModel(NamedTuple):
+    """A network, and what its file says about it."""
+
+    network: nn.Module
+    input_shape: tuple[int, ...] | None
+    notes: Mapping[str, Any]
+
+
+def open_model(path: Path, architecture: str | None, input_shape: str | None) -> OpenedModel:
+    """A network or ensemble from a file."""
+    shape = None if input_shape is None else _numbers(input_shape, "--input-shape", int)
+    network = load_model(path, architecture=architecture, input_shape=shape)
+    try:
+        stated = read_metadata(path)
+    except CheckpointError:  # a file that some other tool wrote
+        return OpenedModel(network, shape, {})
+    return OpenedModel(network, stated.input_shape, stated.notes)
 
 
 def open_data(name: str | None, notes: Mapping[str, Any], split: str, limit: int | None) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from robboost.models.checkpoints import ModelMetadata, load_model, load_models, read_metadata, save_model
+from robboost.models.demo import demo_pool
 from robboost.models.ensemble import Ensemble
 from robboost.models.layers import Normalize, PixelMask
 from robboost.models.pools import Pool, PoolMember, read_pool, write_pool
@@ -14,6 +15,7 @@ __all__ = [
     "PixelMask",
     "Pool",
     "PoolMember",
+    "demo_pool",
     "load_model",
     "load_models",
     "read_metadata",
