@@ -86,7 +86,7 @@ def best_subset(
             continue
         split = max(support - forced, key=lambda t: search.weight(found, allowed, t))
         without = allowed - {split}
-        within = frozenset(t for t in allowed if t in forced or t == split or budget.fits(forced | {split, t}))
+        within = frozenset(t for t in allowed if budget.fits(forced | {split, t}))
         for keep, left in ((forced, without), (forced | {split}, within)):
             if not budget.fits(keep) or not left:
                 continue
