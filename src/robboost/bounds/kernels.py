@@ -1,7 +1,7 @@
 """GPU kernels of the backward pass (Triton), each with its twin in plain PyTorch elsewhere in this package.
 
-Plain fused multiply-adds in the type of the data: no matrix units, hence full float32 or float64. Tests run them in
-Triton's interpreter against the twins, and benchmarks/bounds.py on a GPU against float64 on the CPU.
+Plain fused multiply-adds in the type of the data: no matrix units, hence full float32 or float64. benchmarks/bounds.py
+compares them on a GPU with float64 on the CPU, and benchmarks/bounds_kernels.py each with its twin.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def"
@@ -20,6 +20,9 @@ __all__ = ["pack", "place", "reach", "relax", "transpose_conv"]
 Pair = tuple[int, int]
 # Output pixels of a program of one warp: 64 sums in the registers of each thread.
 _SUMS = 2048
+# From so many channels on both sides, float32 goes through shared memory as the products of a matrix.
+_PRODUCT_CHANNELS = 4
+_CHUNK = 16
 
 
 @triton.jit
@@ -51,8 +54,9 @@ def _transpose_conv(
     # Sizes are compile-time constants: divisions become multiplications, addresses constant offsets.
     columns: tl.constexpr = (WIDTH + STRIDE_X - 1) // STRIDE_X
     per_row: tl.constexpr = ((HEIGHT + STRIDE_Y - 1) // STRIDE_Y) * columns
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    phase = tl.program_id(1)
+    # All phases of some pixels run side by side: they share what they read, and the sectors that they write.
+    phase = tl.program_id(0) % (STRIDE_Y * STRIDE_X)
+    lane = tl.program_id(0) // (STRIDE_Y * STRIDE_X) * BLOCK + tl.arange(0, BLOCK)
     phase_y, phase_x = phase // STRIDE_X, phase % STRIDE_X
     row, pixel = lane // per_row, lane % per_row
     base_y, base_x = pixel // columns, pixel % columns
@@ -84,6 +88,74 @@ def _transpose_conv(
     tl.store(pointers, total, mask=(channel < INNER)[:, None] & valid[None, :])
 
 
+@triton.jit
+def _transpose_product(
+    source,
+    weight,
+    target,
+    pixels,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAD_Y: tl.constexpr,
+    PAD_X: tl.constexpr,
+    OUTER: tl.constexpr,
+    INNER: tl.constexpr,
+    PADDED: tl.constexpr,
+    KERNEL_Y: tl.constexpr,
+    KERNEL_X: tl.constexpr,
+    STRIDE_Y: tl.constexpr,
+    STRIDE_X: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """As `_transpose_conv`, as products [pixels, outer channels] x [outer channels, INNER], one for each tap.
+
+    Both factors pass through shared memory, so that a value that is read meets INNER weights and a weight BLOCK values.
+    "ieee": multiply-adds in float32, not the matrix units.
+    """
+    columns: tl.constexpr = (WIDTH + STRIDE_X - 1) // STRIDE_X
+    per_row: tl.constexpr = ((HEIGHT + STRIDE_Y - 1) // STRIDE_Y) * columns
+    # All phases of some pixels run side by side: they share what they read, and the sectors that they write.
+    phase = tl.program_id(0) % (STRIDE_Y * STRIDE_X)
+    lane = tl.program_id(0) // (STRIDE_Y * STRIDE_X) * BLOCK + tl.arange(0, BLOCK)
+    phase_y, phase_x = phase // STRIDE_X, phase % STRIDE_X
+    row, pixel = lane // per_row, lane % per_row
+    base_y, base_x = pixel // columns, pixel % columns
+    y, x = base_y * STRIDE_Y + phase_y, base_x * STRIDE_X + phase_x
+    valid = (lane < pixels) & (y < HEIGHT) & (x < WIDTH)
+    first_y, first_x = (phase_y + PAD_Y) % STRIDE_Y, (phase_x + PAD_X) % STRIDE_X
+    shift_y, shift_x = (phase_y + PAD_Y) // STRIDE_Y, (phase_x + PAD_X) // STRIDE_X
+    channel, part = tl.arange(0, PADDED), tl.arange(0, CHUNK)
+    total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
+    start = row * (OUTER * H * W)
+    taps_x: tl.constexpr = (KERNEL_X + STRIDE_X - 1) // STRIDE_X
+    taps_y: tl.constexpr = (KERNEL_Y + STRIDE_Y - 1) // STRIDE_Y
+    chunks: tl.constexpr = (OUTER + CHUNK - 1) // CHUNK
+    for step in range(taps_y * taps_x * chunks):
+        tap, outer = step // chunks, (step % chunks) * CHUNK + part
+        tap_y, tap_x = tap // taps_x, tap % taps_x
+        kernel_y, kernel_x = first_y + STRIDE_Y * tap_y, first_x + STRIDE_X * tap_x
+        from_y, from_x = base_y + shift_y - tap_y, base_x + shift_x - tap_x
+        inside = valid & (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
+        inside = inside & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
+        chosen = tl.minimum(kernel_y, KERNEL_Y - 1) * KERNEL_X + tl.minimum(kernel_x, KERNEL_X - 1)
+        known = outer < OUTER
+        values = tl.load(
+            source + (start + from_y * W + from_x)[:, None] + outer[None, :] * (H * W),
+            mask=inside[:, None] & known[None, :],
+            other=0.0,
+        )
+        factors = tl.load(
+            weight + (chosen * OUTER + outer)[:, None] * PADDED + channel[None, :], mask=known[:, None], other=0.0
+        )
+        total = tl.dot(values, factors, total, input_precision="ieee")
+    spot = row * (INNER * HEIGHT * WIDTH) + y * WIDTH + x
+    pointers = target + spot[:, None] + channel[None, :] * (HEIGHT * WIDTH)
+    tl.store(pointers, total, mask=(channel < INNER)[None, :] & valid[:, None])
+
+
 def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair, packed: Any) -> Tensor:
     """The transposed convolution [M, C', h, w] -> [M, C, *size]; `packed` is `pack(weight)`, kept by the caller."""
     rows, outer, h, w = values.shape
@@ -91,9 +163,13 @@ def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, 
     target = values.new_empty((rows, inner, *size))
     per_phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
     pixels = rows * per_phase[0] * per_phase[1]
-    block = min(512, max(32, _SUMS // packed.shape[-1]))
-    grid = (triton.cdiv(pixels, block), stride[0] * stride[1])
-    _transpose_conv[grid](
+    padded = packed.shape[-1]
+    kernel, block, settings = _transpose_conv, min(512, max(32, _SUMS // padded)), {"num_warps": 1}
+    if values.dtype == torch.float32 and min(outer, inner) >= _PRODUCT_CHANNELS:
+        block = 256 if padded <= 16 else 128
+        kernel, settings = _transpose_product, {"CHUNK": _CHUNK, "num_warps": 4}
+    grid = (triton.cdiv(pixels, block) * stride[0] * stride[1],)
+    kernel[grid](
         values.contiguous(),
         packed,
         target,
@@ -106,13 +182,13 @@ def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, 
         PAD_X=padding[1],
         OUTER=outer,
         INNER=inner,
-        PADDED=packed.shape[-1],
+        PADDED=padded,
         KERNEL_Y=kernel_y,
         KERNEL_X=kernel_x,
         STRIDE_Y=stride[0],
         STRIDE_X=stride[1],
         BLOCK=block,
-        num_warps=1,
+        **settings,
     )
     return target
 

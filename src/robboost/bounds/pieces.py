@@ -133,16 +133,28 @@ class Piece:
             return Piece(first.dense(rows, shape).values + second.dense(rows, shape).values)
         low = [min(a, b) for a, b in zip(first.window.offset, second.window.offset, strict=True)]
         high = [max(first.window.offset[i] + first.size[i], second.window.offset[i] + second.size[i]) for i in (0, 1)]
-        total = None
-        for piece in (first, second):
-            assert piece.window is not None
-            top, left = (piece.window.offset[i] - low[i] for i in (0, 1))
-            bottom, right = (high[i] - piece.window.offset[i] - piece.size[i] for i in (0, 1))
-            padded = F.pad(piece.values, (left, right, top, bottom))
-            total = padded if total is None else total + padded
-        assert total is not None
+        size = (high[0] - low[0], high[1] - low[1])
         window = first.window._replace(offset=(low[0], low[1]))
+        if second.size == size:  # the one that spans both is the one to add to
+            first, second = second, first
+        total = first._within(window, size)
+        if torch.is_grad_enabled() and (first.values.requires_grad or second.values.requires_grad):
+            total = total + second._within(window, size)
+        else:
+            total = total.clone() if total is first.values and not first.owned else total
+            assert second.window is not None
+            top, left = (second.window.offset[i] - low[i] for i in (0, 1))
+            total[..., top : top + second.size[0], left : left + second.size[1]] += second.values
         return Piece(total, window, first.clean and second.clean)
+
+    def _within(self, window: Window, size: tuple[int, int]) -> Tensor:
+        """The values in a larger window of the same stride, zeros around them."""
+        if self.size == size:
+            return self.values
+        assert self.window is not None
+        top, left = (self.window.offset[i] - window.offset[i] for i in (0, 1))
+        bottom, right = (size[i] - self.size[i] - (top, left)[i] for i in (0, 1))
+        return F.pad(self.values, (left, right, top, bottom))
 
     def copied(self) -> Piece:
         """Lower and upper rows side by side (S = 2): the upper ones start as the negatives."""
