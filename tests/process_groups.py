@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ def run_ranks(size: int, work: Callable[[], Any], *, timeout: float = 60.0) -> l
     results = []
     for reader, _ in pipes:
         try:
-            results.append(reader.recv() if reader.poll(timeout) else None)
+            results.append(pickle.loads(reader.recv_bytes()) if reader.poll(timeout) else None)
         except EOFError:
             results.append(None)
     for child in children:
@@ -54,6 +55,8 @@ def _child(rank: int, size: int, port: int, work: Callable[[], Any], writer: Any
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     try:
-        writer.send(work())
+        result = work()
     except Exception as error:
-        writer.send(error)
+        result = error
+    # By value: the pipe's own way of sending a tensor is a handle, which is lost if the child ends before it is read.
+    writer.send_bytes(pickle.dumps(result))

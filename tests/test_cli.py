@@ -282,7 +282,7 @@ def test_ctrl_c_says_so_and_training_continues(tmp_path):
     recipe = {
         "name": "long",
         "dataset": "mnist-small",
-        "defaults": {"architecture": "conv 4 4x4/2, fc 32", "epochs": 400, "batch": 100},
+        "defaults": {"architecture": "conv 4 4x4/2, fc 32", "epochs": 10000, "batch": 100},
         "members": [{"seed": 0}],
     }
     (tmp_path / "long.json").write_text(json.dumps(recipe))

@@ -74,10 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         fail(_INTERRUPTED, 130)
-    except SystemExit as end:  # typer's own answer to Ctrl-C says nothing
-        if end.code == 130:
-            fail(_INTERRUPTED, 130)
-        raise
     except _USAGE as error:
         fail(error.format_message(), 2)  # type: ignore[attr-defined]
     except SoundnessError as error:
@@ -92,4 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"{where}{error.strerror or error}; expected a place that can be read and written", 2)
     except MemoryError:
         fail("out of memory: expected less to do at once, so use fewer images (--limit)", 2)
+    if code == 130:  # some versions of typer turn Ctrl-C into an exit code, and say nothing
+        fail(_INTERRUPTED, 130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -70,7 +70,8 @@ class JointNetwork(Network):
         """The plain average of the members: what the trainer's files hold while the run goes on."""
         del norms
         networks = self.networks(flat)
-        return nn.Sequential(ensemble_of(networks, [1.0] * len(networks), [str(t) for t in range(len(networks))]))
+        names = [str(t) for t in range(len(networks))]
+        return nn.Sequential(ensemble_of(networks, [1.0] * len(networks), names)).eval()
 
     def to(self, device: torch.device) -> JointNetwork:
         """Moves the members' pixel masks."""
