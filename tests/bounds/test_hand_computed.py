@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from robboost import Threat, margin_bounds
+from robboost.bounds.intervals import Interval
+from robboost.bounds.network import Node
+from robboost.bounds.relaxations import relaxation
 
 METHODS = ["ibp", "crown-ibp", "same-slope", "crown", "alpha-crown", "tightest"]
 
@@ -112,3 +115,34 @@ def test_one_smooth_activation(kind, layer):
     # The tangent through the right end: it touches the function left of zero.
     end = float(line.slope.flatten()[0] * 1.0 + line.intercept)
     assert end == pytest.approx(float(layer(torch.tensor(1.0, dtype=torch.float64))), abs=1e-6)
+
+
+@pytest.mark.parametrize("negative", [0.01, 0.1, 0.3])
+def test_leaky_slope_keeps_its_value_in_float64(negative):
+    # z in [-3, 1]: the lower line has slope `negative` itself and touches the function at -3. Rounded to float32
+    # (0.01 becomes 0.00999999977...) it would lie above the function there.
+    model = nn.Sequential(linear([[1.0]], [-1.0]), nn.LeakyReLU(negative), linear([[1.0], [0.0]], [0.0, 0.0])).eval()
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    bounds = margin_bounds(model, x, torch.tensor([0]), Threat(2.0), "crown", precision="float64")
+    assert bounds.slope.item() == negative
+    assert bounds.lower.item() == pytest.approx(-3 * negative, abs=1e-15)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_too_large_for_the_arithmetic_prove_nothing(method):
+    # z = w (x1 - x2) overflows float32: whatever follows, no finite margin may be claimed.
+    model = nn.Sequential(
+        linear([[3e38, -3e38], [1.0, 0.0]], [0.0, 0.0]), nn.ReLU(), linear([[1.0, 1.0], [0.0, 0.0]], [0.0, 0.0])
+    ).eval()
+    x = torch.tensor([[2.0, 2.0]])
+    bounds = margin_bounds(model.float(), x, torch.tensor([0]), Threat(1.0), method)
+    assert not (bounds.lower > 0).any()
+
+
+@pytest.mark.parametrize("rule", ["adaptive", "same-slope", "constant"])
+def test_a_bound_that_is_no_number_is_not_taken_for_a_stable_neuron(rule):
+    node = Node("relu", (0,), (3,), {"negative": 0.0})
+    unknown, one = torch.tensor([[torch.nan, -1.0, torch.nan]]), torch.tensor([[1.0, torch.nan, torch.nan]])
+    lines = relaxation(node, Interval(unknown, one), rule)
+    parts = [lines.upper_intercept, lines.lower_intercept] if rule == "constant" else [lines.lower_slope]
+    assert torch.stack(parts).isnan().any(0).all()

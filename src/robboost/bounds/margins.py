@@ -98,10 +98,11 @@ def margin_bounds(
     dtype = torch.float64 if precision == "float64" else torch.float32
     graph = trace(model, tuple(x.shape[1:]))
     _check_labels(y, graph.classes)
-    with full_precision(), nullcontext() if differentiable else torch.no_grad():
+    # Inference mode would forbid the gradients that optimised slopes are found with.
+    with full_precision(), torch.inference_mode(False), nullcontext() if differentiable else torch.no_grad():
         network = Network.build(graph, model, dtype)
         _check_network(network, x)
-        images = x.to(dtype)
+        images = x.clone().to(dtype) if x.is_inference() else x.to(dtype)
         copies = 8 if "alpha-crown" in (method, *options.parts) else 0
         budget = Budget.of(network, dtype, x.device, options.memory, copies)
         found = _Collected(len(x))

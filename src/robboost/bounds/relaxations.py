@@ -61,14 +61,17 @@ def _relu_lines(negative: float, bounds: Interval, rule: Rule) -> Lines:
     low, high = lower.clamp(max=0), upper.clamp(min=0)
     crossing = (lower < 0) & (upper > 0)
     width = torch.where(crossing, high - low, torch.ones_like(low))
-    # Stable neurons are linear: slope 1 or `negative`, exactly, with intercept 0.
-    piece = torch.where(lower >= 0, torch.ones_like(low), torch.full_like(low, negative))
+    # Stable neurons are linear: slope 1 or `negative`, exactly, with intercept 0. A bound that is no number proves
+    # nothing: it stays NaN to the end, where it is never certified.
+    # Full tensors: `where` of two numbers would round them to float32.
+    steep, flat = torch.ones_like(low), torch.full_like(low, negative)
+    piece = torch.where(lower >= 0, steep, flat).masked_fill((lower - upper).isnan(), torch.nan)
     chord = torch.where(crossing, ((high - negative * low) / width).clamp(negative, 1), piece)
     zero = torch.zeros_like(low)
     intercept = torch.where(crossing, (negative - chord) * low, zero)
     if rule == "same-slope":
         return Lines(chord, zero, chord, intercept)
-    adaptive = torch.where(crossing, torch.where(upper > -lower, 1.0, negative).to(low.dtype), piece)
+    adaptive = torch.where(crossing, torch.where(upper > -lower, steep, flat), piece)
     return Lines(adaptive, zero, chord, intercept)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robboost.errors import InputError, UnsupportedOperationError
+from robboost.models.fingerprint import fingerprint
 from robboost.models.operations import RULES, Context, Operation, Slot, Step, name_of, place_of
 
 __all__ = ["Graph", "Operation", "Slot", "trace"]
@@ -64,7 +65,7 @@ class Graph:
                 keywords = {key: resolve(part) for key, part in entry.keywords.items()}
                 value = entry.function(*resolve(entry.arguments), **keywords)
             if isinstance(value, Tensor) and value.is_floating_point():
-                value = value.to(dtype)
+                value = value.to(dtype).clone() if value.is_inference() else value.to(dtype)
             values.append(value)
         return values
 
@@ -76,42 +77,61 @@ _CACHE: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Graph]]] = wea
 def trace(model: nn.Module, shape: tuple[int, ...], *, fresh: bool = False) -> Graph:
     """Operations of `model` for one example of `shape` (no batch axis); `fresh` forgets an earlier trace.
 
-    Raises UnsupportedOperationError for an operation without a rule, naming it and its place, and InputError for a
-    module in training mode or one that cannot be traced.
+    Raises UnsupportedOperationError for an operation without a rule, naming it and its place, and for a module that
+    answers differently when asked twice; InputError for a module in training mode or one that cannot be traced.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-    # An exported program's module cannot leave training mode: its operators themselves say whether they train.
-    if model.training and not isinstance(model, torch.fx.GraphModule):
-        raise InputError("model is in training mode, bounds need a fixed function: call model.eval() first")
-    structure = _structure(model)
+    _refuse_training(model)
+    structure = fingerprint(model)
     known = _CACHE.get(model)
     if known is None or known[0] != structure or fresh:
         known = (structure, {})
         _CACHE[model] = known
     if shape not in known[1]:
         known[1][shape] = _build(model, shape)
+        _refuse_fickle(model, shape)
     return known[1][shape]
 
 
-def _structure(model: nn.Module) -> Any:
-    """What a trace depends on besides the values of the parameters: it is compared at every call."""
-    parts = tuple((name, type(part), part.training, part.extra_repr()) for name, part in model.named_modules())
-    parameters = tuple((name, tuple(value.shape)) for name, value in model.named_parameters())
-    buffers = tuple((name, tuple(value.shape)) for name, value in model.named_buffers())
-    return parts, parameters, buffers
+def _refuse_training(model: nn.Module) -> None:
+    exported: list[str] = []
+    for name, part in model.named_modules():
+        # An exported program's module cannot leave training mode: its operators themselves say whether they train.
+        if isinstance(part, torch.fx.GraphModule):
+            exported.append(f"{name}." if name else "")
+        elif part.training and not any(name.startswith(prefix) for prefix in exported):
+            what = f"module {name} ({type(part).__name__})" if name else "model"
+            raise InputError(f"{what} is in training mode, bounds need a fixed function: call model.eval() first")
 
 
-def _export(model: nn.Module, shape: tuple[int, ...]) -> tuple[torch.export.ExportedProgram, bool]:
+def _refuse_fickle(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Random numbers that PyTorch does not draw are constants to a trace; two answers to one question show them."""
+    example = _example(model, (1, *shape)) + 0.5
+    with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
+        first, second = model(example), model(example)
+    if not torch.allclose(first, second, rtol=0, atol=1e-2 * float(first.abs().max()), equal_nan=True):
+        raise UnsupportedOperationError(
+            f"{type(model).__name__} gives two answers for one input: it is random or keeps a state, bounds need a"
+            " fixed function"
+        )
+
+
+def _example(model: nn.Module, size: tuple[int, ...]) -> Tensor:
+    """Zeros as the module takes them."""
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
     device = like.device if like is not None else torch.device("cpu")
     dtype = like.dtype if like is not None else torch.get_default_dtype()
+    return torch.zeros(size, device=device, dtype=dtype)
+
+
+def _export(model: nn.Module, shape: tuple[int, ...]) -> tuple[torch.export.ExportedProgram, bool]:
     failures: list[str] = []
     # The batch axis is left open where the module allows it, so that no rule can depend on its size by accident.
     for batch, dynamic in ((2, ({0: torch.export.Dim.AUTO},)), (1, None)):
-        example = torch.zeros((batch, *shape), device=device, dtype=dtype)
+        example = _example(model, (batch, *shape))
         try:
-            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
                 program = torch.export.export(model, (example,), strict=False, dynamic_shapes=dynamic)
         except Exception as error:  # whatever the module's own forward raises ends here, and is named below
             lines = str(error).strip().splitlines()

@@ -395,6 +395,9 @@ def _avg_pool(context: Context) -> int:
     stride = _pair(context.argument(2, "stride"), kernel)
     padding = _pair(context.argument(3, "padding", 0), 0)
     position, shape = context.source(context.node.args[0]), context.result_shape()
+    divisor = context.argument(6, "divisor_override")
+    if divisor is not None and divisor <= 0:
+        raise context.refuse(f"its divisor {divisor} is not above zero")
     return _pooled(
         context,
         "avgpool",
@@ -405,7 +408,7 @@ def _avg_pool(context: Context) -> int:
         padding=padding,
         ceil=bool(context.argument(4, "ceil_mode", False)),
         include_pad=bool(context.argument(5, "count_include_pad", True)),
-        divisor=context.argument(6, "divisor_override"),
+        divisor=divisor,
     )
 
 
