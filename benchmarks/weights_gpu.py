@@ -1,7 +1,12 @@
 """The fused GPU pass and the whole solve, on the GPU: correctness first, then bandwidth, then time to a certified gap.
 
-python benchmarks/weights_gpu.py            # MNIST's and CIFAR-10's size, about 45 GB of GPU memory
-python benchmarks/weights_gpu.py --quick    # the same at a hundredth of the size
+    PYTHONPATH=src:tests python benchmarks/weights_gpu.py                # all parts, about 45 GB of GPU memory
+    PYTHONPATH=src:tests python benchmarks/weights_gpu.py --quick        # the same at a hundredth of the size
+    PYTHONPATH=src:tests python benchmarks/weights_gpu.py --part check   # what tests marked gpu check, without pytest
+
+Parts: "check", the kernel against its float64 twin and the solver on the GPU against the CPU's; "mnist" and "cifar",
+random numbers with the structure of real slopes at these sizes; "real", bounds that the engine computes on this GPU for
+the demo pool on shifted copies of the embedded MNIST images. Needs torch, triton and numpy alone.
 """
 
 from __future__ import annotations
@@ -15,10 +20,12 @@ from functools import partial
 
 import torch
 from synthetic import realistic
+from weight_families import families
+from weight_kernels import CASES, KINDS, gpu_errors, make
 
-from robboost.weights import SolverSettings, solve, weight_problem
-from robboost.weights.oracle import fast_pass, reference_pass
+from robboost.weights import SolverSettings, WeightProblem, solve, store, weight_problem
 
+PARTS = ("check", "mnist", "cifar", "real")
 ROWS: list[str] = []
 
 
@@ -40,41 +47,34 @@ def seconds(work: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
-def check(device: str) -> None:
-    """The kernel against the float64 twin on fresh random inputs."""
+def check() -> None:
+    """The kernel against the float64 twin on fresh random inputs, then the solver on this GPU against the CPU's."""
     seed = int(time.time())
-    torch.manual_seed(seed)
-    worst = {False: 0.0, True: 0.0}
-    for members, pairs, dim, dtype in (
-        (12, 301, 784, torch.float16),
-        (11, 65, 3072, torch.float16),
-        (64, 20, 100, torch.bfloat16),
-        (3, 50, 17, torch.float32),
-    ):
-        slopes = torch.randn(members, 2 * pairs, dim, device=device).to(dtype)[:, ::2]
-        kinds = (
-            (0.1, 0.01, False),
-            (torch.rand(dim), 0.0, False),
-            (torch.rand(pairs, dim), 0.01, True),
-            (0.1, 0.0, True),
-        )
-        for radius, width, double in kinds:
-            problem = weight_problem(slopes, torch.zeros(members, pairs), radius)
-            a = torch.rand(members, dtype=torch.float64, device=device)
-            a /= a.sum()
-            fast, twin = fast_pass(problem, a, width, double=double), reference_pass(problem, a, width)
-            scale = float(problem.columns(slice(0, pairs)).abs().sum(2).max())
-            error = float((fast.norms - twin.norms).abs().max()) / scale
-            # Without smoothing, rounding may decide a sign.
-            if width > 0 or double:
-                error = max(error, float((fast.slopes - twin.slopes).abs().max()) / scale)
-            worst[double] = max(worst[double], error)
-    say(
-        f"seed {seed}: kernel against float64 twin, largest error / largest column: float32 sums {worst[False]:.1e}, "
-        f"float64 sums {worst[True]:.1e}"
-    )
-    if not (worst[False] < 2e-5 and worst[True] < 2e-7):
+    worst: dict[str, float] = {}
+    views = (lambda p: p, lambda p: p.every(2), lambda p: p.run(slice(1, 3)))
+    for case in CASES:
+        for kind in KINDS:
+            for view in views[: 3 if case[1] > 2 else 1]:
+                for name, error in gpu_errors(*make(*case, kind, seed), view).items():
+                    worst[name] = max(worst.get(name, 0.0), error)
+    largest = ", ".join(f"{name} {error:.2f}" for name, error in worst.items())
+    say(f"seed {seed}: kernel against float64 twin, {len(CASES) * len(KINDS)} cases, error / stated room: {largest}")
+    if not max(worst.values()) <= 1:
         sys.exit("FAILED: the kernel disagrees with its twin")
+    began, count, passes = time.perf_counter(), 0, 0.0
+    for name, (slopes, intercepts) in families(seed).items():
+        for norm in ("linf", "l2", "l1"):
+            here = weight_problem(slopes, intercepts, 1.0, norm=norm)
+            there = weight_problem(torch.from_numpy(slopes).cuda(), intercepts, 1.0, norm=norm)
+            ours, theirs = solve(there), solve(here)
+            room = 1e-9 * max(ours.objective, 1e-3 * here.n_pairs)
+            if ours.lower_bound > theirs.objective + room or theirs.lower_bound > ours.objective + room:
+                sys.exit(f"FAILED: {name}, {norm}: GPU {ours}, CPU {theirs}")
+            if ours.status != "optimal":
+                sys.exit(f"FAILED: {name}, {norm}: {ours}")
+            count, passes = count + 1, max(passes, ours.passes)
+    took = time.perf_counter() - began
+    say(f"{count} problems of the test zoo: optimal on the GPU, bounds and losses of GPU and CPU agree, {took:.0f} s")
 
 
 def bandwidth(name: str, slopes: torch.Tensor) -> None:
@@ -84,9 +84,10 @@ def bandwidth(name: str, slopes: torch.Tensor) -> None:
     from robboost.weights.kernel_gpu import gpu_pass
 
     size = slopes.numel() * slopes.element_size()
-    read = size / seconds(reader(slopes))
-    summed = size / seconds(lambda: slopes.view(torch.int32).view(torch.float32).sum())
-    part = slopes.view(-1)[: min(slopes.numel(), 2**31)]
+    flat = slopes.view(-1)[: slopes.numel() // 2 * 2]
+    read = size / seconds(reader(flat))
+    summed = size / seconds(lambda: flat.view(torch.int32).view(torch.float32).sum())
+    part = flat[: min(flat.numel(), 2**31)]
     target = torch.empty_like(part)
     copied = 2 * part.numel() * part.element_size() / seconds(lambda: target.copy_(part))
     say(
@@ -122,11 +123,11 @@ def bandwidth(name: str, slopes: torch.Tensor) -> None:
     say(f"  fused pass, default, radius per input: {1e3 * took:.2f} ms, {size / took / 1e12:.2f} TB/s")
 
 
-def solve_to_proof(name: str, slopes: torch.Tensor, intercepts: torch.Tensor, device: str) -> None:
+def solve_to_proof(name: str, held: WeightProblem) -> None:
     """The whole solve, the proof included: the first call compiles; the others meet another loss (kappa)."""
     for label, kappa in (("first call, compiling", 0.7), ("kappa 1", 1.0), ("kappa 0.3", 0.3), ("kappa 1 again", 1.0)):
-        problem = weight_problem(slopes, intercepts, 1.0, kappa=kappa)
-        if device != "cpu":
+        problem = held.with_kappa(kappa)
+        if problem.device.type == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
         found = solve(problem, settings=SolverSettings(gap=1e-6))
@@ -147,12 +148,11 @@ def solve_to_proof(name: str, slopes: torch.Tensor, intercepts: torch.Tensor, de
             )
 
 
-def profile(slopes: torch.Tensor, intercepts: torch.Tensor) -> None:
+def profile(problem: WeightProblem) -> None:
     """Where a warm solve spends its time, by function."""
     import cProfile
     import pstats
 
-    problem = weight_problem(slopes, intercepts, 1.0)
     recorder = cProfile.Profile()
     recorder.enable()
     solve(problem)
@@ -160,27 +160,68 @@ def profile(slopes: torch.Tensor, intercepts: torch.Tensor) -> None:
     pstats.Stats(recorder).sort_stats("tottime").print_stats(14)
 
 
+def real(images: int, device: str) -> WeightProblem:
+    """The engine's own slopes, in float16: the demo pool on shifted copies of the embedded images, l_inf 0.1."""
+    from robboost.data import load_dataset
+    from robboost.mixtures import pool_bounds
+    from robboost.models import demo_pool
+    from robboost.threat import Threat
+
+    splits = [load_dataset("mnist-small", split=split) for split in ("heldout", "test", "train")]
+    x, y = torch.cat([part.images for part in splits]), torch.cat([part.labels for part in splits])
+    shifts = sorted(((dy, dx) for dy in range(-2, 3) for dx in range(-2, 3)), key=lambda at: at[0] ** 2 + at[1] ** 2)
+    copies = -(-images // len(x))
+    x = torch.cat([x.roll(shift, dims=(2, 3)) for shift in shifts[:copies]])[:images].to(device)
+    y = y.repeat(copies)[:images].to(device)
+    models = [model.to(device) for model in demo_pool().models]
+    began = time.perf_counter()
+    bounds = pool_bounds(models, x, y, Threat(0.1, clip=(0.0, 1.0)), method="crown")
+    computed = time.perf_counter() - began
+    problem = bounds.problem(torch.tensor(bounds.scales().values, dtype=torch.float64, device=device))
+    stored = store(problem, "float16")
+    say(
+        f"real: {len(models)} members of the demo pool, {images} images ({copies} shifts of {images // copies}), "
+        f"{problem.n_pairs} pairs; bounds in {computed:.1f} s; float16 takes at most {float(stored.error.max()):.1e} "
+        f"off a margin; {len(stored.inputs)} of {problem.dim} inputs are alive"
+    )
+    return stored.problem
+
+
+def made(name: str, share: int, device: str) -> WeightProblem:
+    """Random numbers with the structure of real slopes, at the size of the paper's training sets."""
+    members, pairs, dim = {"mnist": (12, 540_000, 784), "cifar": (11, 450_000, 3072)}[name]
+    began = time.perf_counter()
+    slopes, intercepts = realistic(members, pairs // share, dim, device=device, dtype=torch.float16)
+    costs = float((intercepts.mean(0) < 1.0).double().mean())
+    say(f"{name}: made in {time.perf_counter() - began:.1f} s; intercepts below 1: {costs:.0%}")
+    return weight_problem(slopes, intercepts, 1.0)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part (may be repeated)")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--images", type=int, default=60_000, help="of the real set")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    if options.device != "cpu":
-        say(torch.cuda.get_device_name(), torch.__version__)
-        check(options.device)
+    parts = options.part or PARTS
     share = 100 if options.quick else 1
-    for name, members, pairs, dim in (("MNIST", 12, 540_000, 784), ("CIFAR", 11, 450_000, 3072)):
-        began = time.perf_counter()
-        slopes, intercepts = realistic(members, pairs // share, dim, device=options.device, dtype=torch.float16)
-        costs = float((intercepts.mean(0) < 1.0).double().mean())
-        say(f"{name}: made in {time.perf_counter() - began:.1f} s; intercepts below 1: {costs:.0%}")
-        if options.device != "cpu":
-            bandwidth(name, slopes)
-        solve_to_proof(name, slopes, intercepts, options.device)
+    on_gpu = options.device != "cpu"
+    if on_gpu:
+        say(torch.cuda.get_device_name(), torch.__version__)
+    if "check" in parts and on_gpu:
+        check()
+    for name in parts:
+        if name == "check":
+            continue
+        held = real(options.images // share, options.device) if name == "real" else made(name, share, options.device)
+        if on_gpu:
+            bandwidth(name, held.slopes)
+        solve_to_proof(name, held)
         if options.profile:
-            profile(slopes, intercepts)
-        del slopes, intercepts
+            profile(held)
+        del held
     say("-" * 78)
     for row in ROWS:
         say(row)

@@ -96,6 +96,12 @@ class Bundle:
         best = self._needed()
         return _minimise_cuts(best, [best], self.problem.kappa, curvature=curvature, tolerance=tolerance).weights
 
+    def proximal_step(self, curvature: Vector, tolerance: float = 1e-7) -> torch.Tensor:
+        """Minimises the model of all cuts plus curvature around the best pass."""
+        return _minimise_cuts(
+            self._needed(), self.cuts, self.problem.kappa, curvature=curvature, tolerance=tolerance
+        ).weights
+
     def _gap(self, bound: float) -> float:
         return relative_gap(self.best_value, bound, self.problem.kappa * self.problem.n_pairs)
 

@@ -45,11 +45,16 @@ def estimate_curvature(
     is nothing to go by: too few rows for a density, or a norm that is a maximum (l_1 threats), which has none.
     """
     active = (costs > 0).nonzero()[:, 0]
+    if problem.norm == "l1" or active.numel() == 0:
+        return None
     count = min(_MOST, max(_FEWEST, _ROWS // problem.dim), active.numel() // _PART)
     if count < _FEWEST and active.numel() * problem.dim >= _WHOLE * problem.n_members:
         count = min(_FEWEST, active.numel())
     wanted = max(int(_SHARE * count * problem.dim), _ROWS_PER_MEMBER * problem.n_members)
-    if problem.norm == "l1" or count == 0 or wanted > _NEAR * count * problem.dim:
+    if problem.norm == "l2":
+        # Every pair is smooth by itself, so the sample need only stand for the others.
+        count = min(_MOST, max(_FEWEST, _ROWS // problem.dim), active.numel())
+    elif count == 0 or wanted > _NEAR * count * problem.dim:
         return None
     index = active[torch.linspace(0, active.numel() - 1, count, device=active.device).round().long()]
     sample = problem.take_pairs(index)
@@ -58,7 +63,10 @@ def estimate_curvature(
     passes = count / problem.n_pairs
     mixed = torch.einsum("t,tmd->md", weights, columns)
     if problem.norm == "l2":
-        norms = torch.linalg.vector_norm(mixed, dim=1).clamp(min=1e-12 * float(mixed.abs().max()) + 1e-300)
+        # A mix that cancels is a kink, whose curvature is without bound: capped by the size of what cancels.
+        sizes = torch.linalg.vector_norm(columns, dim=2).amax(0)
+        norms = torch.linalg.vector_norm(mixed, dim=1)
+        norms = torch.where(sizes > 0, torch.maximum(norms, 1e-4 * sizes), 1.0)
         scaled = columns / norms.sqrt()[:, None]
         slopes = torch.einsum("tmd,md->mt", columns, mixed) / (norms**1.5)[:, None]
         matrix = torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes

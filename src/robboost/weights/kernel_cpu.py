@@ -86,23 +86,38 @@ def _block(
 
 
 @numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
+def _magnitude(flat: Any, base: int, stride: int, width: int, members: int, mixed: Any) -> Any:
+    """Sum of the absolute values of the minorant's terms, which `_block` left in `mixed` and in the caches."""
+    total = _ZERO
+    for t in range(members):
+        at = base + t * stride
+        row = flat[at : at + width]
+        for i in range(width):
+            total += abs(mixed[i] * row[i])
+    return total
+
+
+@numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
 def _pass_float(
     flat: Any, strides: Any, dim: int, weights: Any, reach: Any, stride_reach: int, inverse: Any, mixed: Any,
-    norms: Any, out: Any, first: int, last: int,
+    norms: Any, out: Any, sizes: Any, first: int, last: int,
 ) -> None:  # fmt: skip
     for n in range(first, last):
         total = 0.0
         for start in range(0, dim, _BLOCK_FLOAT):
             width = min(_BLOCK_FLOAT, dim - start)
             reached = reach[n * stride_reach + start : n * stride_reach + start + width]
-            total += _block(flat, n * strides[1] + start, strides[0], width, weights, reached, inverse, mixed, out[n])
+            base = n * strides[1] + start
+            total += _block(flat, base, strides[0], width, weights, reached, inverse, mixed, out[n])
+            if sizes.shape[0] > 0:
+                sizes[n] += _magnitude(flat, base, strides[0], width, weights.shape[0], mixed)
         norms[n] = total
 
 
 @numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
 def _pass_half(
     flat: Any, strides: Any, dim: int, weights: Any, reach: Any, stride_reach: int, inverse: Any, mixed: Any,
-    norms: Any, out: Any, first: int, last: int, brain: bool,
+    norms: Any, out: Any, sizes: Any, first: int, last: int, brain: bool,
 ) -> None:  # fmt: skip
     members = weights.shape[0]
     widened = np.empty(members * _BLOCK_HALF, dtype=np.uint32)
@@ -129,6 +144,8 @@ def _pass_half(
                         row[i] = ((h & np.uint32(0x7FFF)) << np.uint32(13)) | ((h & np.uint32(0x8000)) << np.uint32(16))
             reached = reach[n * stride_reach + start : n * stride_reach + start + width]
             total += _block(tile, 0, _BLOCK_HALF, width, weights, reached, inverse, mixed, out[n])
+            if sizes.shape[0] > 0:
+                sizes[n] += _magnitude(tile, 0, _BLOCK_HALF, width, members, mixed)
             if worst == special:  # NaN or infinity, which widening to float16's small exponents would hide
                 total = np.nan
         norms[n] = total
@@ -151,7 +168,7 @@ def cpu_pass(
     """
     members, pairs, dim = slopes.shape
     number = np.float64 if double else np.float32
-    norms, out = np.zeros(pairs), np.zeros((pairs, members))
+    norms, out, sizes = np.zeros(pairs), np.zeros((pairs, members)), np.zeros(pairs if double else 0)
     scale = float(radius) if radius.ndim == 0 else 1.0
     reach = np.ones(dim, dtype=number) if radius.ndim == 0 else radius.numpy().astype(number).reshape(-1)
     # Without smoothing any huge number does for 1 / 0: what it leaves unclipped is below every sum's rounding.
@@ -168,9 +185,9 @@ def cpu_pass(
     def run(first: int, last: int) -> None:
         mixed = np.empty(max(_BLOCK_FLOAT, _BLOCK_HALF), dtype=number)
         if half:
-            _pass_half(numbers, *shared, mixed, norms, out, first, last, slopes.dtype == torch.bfloat16)
+            _pass_half(numbers, *shared, mixed, norms, out, sizes, first, last, slopes.dtype == torch.bfloat16)
         else:
-            _pass_float(numbers, *shared, mixed, norms, out, first, last)
+            _pass_float(numbers, *shared, mixed, norms, out, sizes, first, last)
 
     if threads == 1:
         run(0, pairs)
@@ -178,4 +195,8 @@ def cpu_pass(
         cuts = np.linspace(0, pairs, threads + 1).astype(int)
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(run, cuts[:-1], cuts[1:]))
-    return Pass(norms=torch.from_numpy(norms * scale), slopes=torch.from_numpy(out * (scale * lift)))
+    return Pass(
+        norms=torch.from_numpy(norms * scale),
+        slopes=torch.from_numpy(out * (scale * lift)),
+        sizes=torch.from_numpy(sizes * (scale * lift)) if double else None,
+    )

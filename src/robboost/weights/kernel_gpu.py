@@ -23,6 +23,7 @@ def _pass_kernel(  # type: ignore[no-untyped-def]  # Triton resolves annotations
     radius,
     norms,
     minorants,
+    sizes,
     inverse_width,
     members,
     stride_member,
@@ -44,6 +45,7 @@ def _pass_kernel(  # type: ignore[no-untyped-def]  # Triton resolves annotations
     rows = slopes + pair * stride_pair + t.to(tl.int64)[:, None] * stride_member
     norm = tl.zeros([BLOCK], dtype=number)
     minorant = tl.zeros([MEMBERS, BLOCK], dtype=number)
+    size = tl.zeros([BLOCK], dtype=number)
     for start in range(0, DIM, BLOCK):
         i = start + tl.arange(0, BLOCK)
         inside = i < DIM
@@ -60,8 +62,13 @@ def _pass_kernel(  # type: ignore[no-untyped-def]  # Triton resolves annotations
             dual = tl.where(mixed > 0, 1.0, tl.where(mixed < 0, -1.0, 0.0)).to(number)
         if HAS_RADIUS:
             dual = dual * reach
-        minorant += tile * dual[None, :]
+        terms = tile * dual[None, :]
+        minorant += terms
+        if DOUBLE:
+            size += tl.sum(tl.abs(terms), axis=0)
     tl.store(norms + pair, tl.sum(norm, axis=0))
+    if DOUBLE:
+        tl.store(sizes + pair, tl.sum(size, axis=0))
     tl.store(minorants + pair * members + t, tl.sum(minorant, axis=1), mask=in_pool)
 
 
@@ -92,15 +99,16 @@ def gpu_pass(
     scale = float(radius) if radius.ndim == 0 else 1.0
     norms = torch.empty(pairs, dtype=number, device=slopes.device)
     minorants = torch.empty((pairs, members), dtype=number, device=slopes.device)
-    reach = radius.to(number).contiguous()
-    # A radius of 0 makes every column 0; any finite value serves for the width then.
-    inverse = scale / width if width > 0 else 0.0
+    sizes = torch.empty(pairs if double else 0, dtype=number, device=slopes.device)
+    # A radius of 0 makes every column 0; any finite value serves for the width then. Beyond 1e38 it is a step anyway.
+    inverse = min(scale / width, 1e38) if width > 0 else 0.0
     _pass_kernel[(pairs,)](
         slopes,
         weights.to(device=slopes.device, dtype=number),
-        reach,
+        radius.contiguous(),
         norms,
         minorants,
+        sizes,
         inverse,
         members,
         slopes.stride(0),
@@ -114,4 +122,8 @@ def gpu_pass(
         DOUBLE=double,
         num_warps=groups,
     )
-    return Pass(norms=norms.to(torch.float64) * scale, slopes=minorants.to(torch.float64) * scale)
+    return Pass(
+        norms=norms.to(torch.float64) * scale,
+        slopes=minorants.to(torch.float64) * scale,
+        sizes=sizes * scale if double else None,
+    )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from robboost.weights.bundle import Bundle
-from robboost.weights.curvature import estimate_curvature
+from robboost.weights.bundle import Bundle, Cut
+from robboost.weights.curvature import Curvature, estimate_curvature
 from robboost.weights.oracle import checked_pass
 from robboost.weights.problem import WeightProblem
 from robboost.weights.solution import Method, Progress, Solution, SolverSettings, Status, relative_gap
@@ -25,6 +25,8 @@ __all__ = ["Clock", "finish", "solve_auto"]
 _FIRST_PAIRS, _FIRST_FROM, _FIRST_STEPS = 6000, 20_000, 8
 # Share of the wanted gap that smoothing may cost, and that the search aims at (float32 sums take some).
 _SMOOTHING, _AIM = 0.1, 0.6
+# Share of the curvature that steadies a step on all cuts.
+_PROXIMAL = 0.1
 
 
 @dataclass
@@ -98,7 +100,9 @@ def _search(
     problem: WeightProblem, bundle: Bundle, start: torch.Tensor, clock: Clock, *, aim: float, double: bool = False
 ) -> Status:
     """Steps until the bundle's own gap is at most `aim`."""
-    current, width, curved, gap_before, stuck = start, 0.0, True, 1.0, 0
+    current, width, kind, gap_before, stuck = start, 0.0, 0, 1.0, 0
+    read_at: Cut | None = None
+    curvature: Curvature | None = None
     while True:
         limit = clock.expired(reserve=1) if bundle.cuts else None
         if limit is not None:
@@ -118,17 +122,24 @@ def _search(
         if stuck >= 8:
             return "stalled"
         if gap > 0.5 * gap_before:
-            curved = not curved
+            kind = (kind + 1) % 3
         gap_before = min(gap, gap_before)
         best = bundle.best
         allowed = _SMOOTHING * clock.settings.gap * max(bundle.best_value, 1e-3 * problem.kappa * problem.n_pairs)
-        curvature = estimate_curvature(problem, best.weights, best.costs, allowed) if best is not None else None
+        if best is not read_at:
+            # Read once for each new best: where that has not changed, neither has its curvature.
+            curvature = estimate_curvature(problem, best.weights, best.costs, allowed) if best is not None else None
+            clock.passes += 0.0 if curvature is None else curvature.passes
+            read_at = best
         if curvature is None:
             current, width = candidate, 0.0
             continue
-        clock.passes += curvature.passes
         width = curvature.width
-        current = bundle.curved_step(curvature.matrix) if curved else candidate
+        # Where the curvature promises more than it keeps, all cuts together go on, steadied by a little of it or alone.
+        if kind == 0:
+            current = bundle.curved_step(curvature.matrix)
+        else:
+            current = bundle.proximal_step(_PROXIMAL * curvature.matrix) if kind == 1 else candidate
 
 
 def _first_width(problem: WeightProblem, weights: torch.Tensor, clock: Clock) -> float:

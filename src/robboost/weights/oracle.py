@@ -29,16 +29,22 @@ class Pass:
     Attributes:
         norms: [n], ||A_n a||_q.
         slopes: [n, T], A_n^T d.
+        sizes: [n], at least the sum of magnitudes `|A_nt|^T |d|` of every member t, which the rounding of `slopes` is
+            relative to; only where sums are float64.
     """
 
     norms: torch.Tensor
     slopes: torch.Tensor
+    sizes: torch.Tensor | None = None
 
 
-def evaluate_columns(columns: torch.Tensor, weights: torch.Tensor, width: float, norm: Norm) -> Pass:
+def evaluate_columns(
+    columns: torch.Tensor, weights: torch.Tensor, width: float, norm: Norm, *, sized: bool = False
+) -> Pass:
     """One pass over columns [T, m, d] in float64."""
     norms, dual = answer(torch.einsum("t,tmd->md", weights, columns), width, norm)
-    return Pass(norms=norms, slopes=torch.einsum("md,tmd->mt", dual, columns))
+    sizes = torch.einsum("md,tmd->mt", dual.abs(), columns.abs()).amax(1) if sized else None
+    return Pass(norms=norms, slopes=torch.einsum("md,tmd->mt", dual, columns), sizes=sizes)
 
 
 def answer(mixed: torch.Tensor, width: float, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,9 +63,9 @@ def answer(mixed: torch.Tensor, width: float, norm: Norm) -> tuple[torch.Tensor,
     return norms, torch.zeros_like(mixed).scatter_(1, where[:, None], mixed.gather(1, where[:, None]).sign())
 
 
-def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0) -> Pass:
+def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, sized: bool = True) -> Pass:
     """One pass over a whole problem, in chunks, in float64: the twin that the kernels are checked against."""
-    parts = [evaluate_columns(columns, weights, width, problem.norm) for _, columns in problem.chunks()]
+    parts = [evaluate_columns(columns, weights, width, problem.norm, sized=sized) for _, columns in problem.chunks()]
     return _joined(problem, parts)
 
 
@@ -83,7 +89,7 @@ def fast_pass(
         from robboost.weights.kernel_cpu import cpu_pass
 
         return cpu_pass(slopes, problem.radius, weights, width, double=double, threads=threads)
-    return reference_pass(problem, weights, width)
+    return reference_pass(problem, weights, width, sized=double)
 
 
 def checked_pass(
@@ -103,4 +109,8 @@ def _joined(problem: WeightProblem, parts: list[Pass]) -> Pass:
     # A process may hold no pair at all.
     none = torch.zeros(0, problem.n_members, dtype=torch.float64, device=problem.device)
     norms = problem.whole(torch.cat([none[:, 0], *(p.norms for p in parts)]))
-    return Pass(norms=norms, slopes=problem.whole(torch.cat([none, *(p.slopes for p in parts)])))
+    slopes = problem.whole(torch.cat([none, *(p.slopes for p in parts)]))
+    if any(p.sizes is None for p in parts):
+        return Pass(norms=norms, slopes=slopes)
+    sizes = problem.whole(torch.cat([none[:, 0], *(p.sizes for p in parts if p.sizes is not None)]))
+    return Pass(norms=norms, slopes=slopes, sizes=sizes)

@@ -43,8 +43,9 @@ class Stored:
 def store(problem: WeightProblem, precision: Precision, *, out: torch.Tensor | None = None) -> Stored:
     """Rounds the slopes to `precision`, chunk by chunk, and drops dead inputs; reads the slopes twice.
 
-    A power of two moves from the radius to the slopes, so that float16's narrow range fits. `out` takes the place of
-    the new array (a memory map, say): its leading [T, n, d'] numbers are used.
+    A radius of its own for every input goes into the slopes, so that a pass reads them alone, and a power of two moves
+    between them and the scalar radius left, so that float16's narrow range fits. `out` takes the place of the new array
+    (a memory map, say): its leading [T, n, d'] numbers are used.
     """
     if precision not in get_args(Precision):
         raise InputError(f"precision={precision!r}: expected one of {', '.join(map(repr, get_args(Precision)))}")
@@ -54,20 +55,23 @@ def store(problem: WeightProblem, precision: Precision, *, out: torch.Tensor | N
     if inputs.numel() == 0:
         inputs = torch.zeros(1, dtype=torch.long, device=problem.device)
     # Largest number at 2^14: a factor of two below float16's limit, 2^28 above its smallest normal number.
-    lift = 2.0 ** (14 - math.ceil(math.log2(largest))) if largest > 0 else 1.0
+    lift = 2.0 ** min(14 - math.ceil(math.log2(largest)), 1000) if largest > 0 else 1.0
     shape = (problem.n_members, problem.n_pairs, inputs.numel())
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=problem.device)
     elif out.dtype != dtype or out.ndim != 3 or any(have < need for have, need in zip(out.shape, shape, strict=True)):
         raise InputError(f"out is {out.dtype} of shape {tuple(out.shape)}: expected {dtype} of at least {shape}")
     held = out[: shape[0], : shape[1], : shape[2]]
-    radius = problem.radius[..., inputs] if problem.radius.ndim else problem.radius
+    radius = (problem.radius if problem.radius.ndim == 0 else problem.radius.new_ones(())) / lift
     error = torch.empty_like(problem.intercepts)
     for part in _parts(problem):
-        exact = problem.slopes[:, part].to(torch.float64)[:, :, inputs] * lift
+        exact = _scaled(problem, part)[:, :, inputs] * lift
         held[:, part] = exact.to(dtype)
-        reach = (radius[part] if radius.ndim == 2 else radius) / lift
-        lost = (exact - held[:, part].to(torch.float64)).abs() * reach
+        lost = (exact - held[:, part].to(torch.float64)).abs()
+        if problem.radius.ndim:
+            # The product of slope and radius was rounded itself.
+            lost += 2.0**-53 * exact.abs()
+        lost *= radius
         if problem.norm == "linf":
             error[:, part] = lost.sum(2)
         elif problem.norm == "l2":
@@ -78,24 +82,27 @@ def store(problem: WeightProblem, precision: Precision, *, out: torch.Tensor | N
     lowered = problem.intercepts - error
     # Rounding down: a subtraction may have rounded up.
     lowered = torch.where(error > 0, torch.nextafter(lowered, torch.full_like(lowered, -math.inf)), lowered)
-    stored = replace(problem, slopes=held, intercepts=lowered, radius=radius / lift)
+    stored = replace(problem, slopes=held, intercepts=lowered, radius=radius)
     return Stored(problem=stored, error=error, inputs=inputs)
 
 
+def _scaled(problem: WeightProblem, part: slice) -> torch.Tensor:
+    """The slopes of a run of pairs in float64, times the radius where inputs have their own: [T, m, d]."""
+    return problem.columns(part) if problem.radius.ndim else problem.slopes[:, part].to(torch.float64)
+
+
 def _extent(problem: WeightProblem) -> tuple[float, torch.Tensor]:
-    """Largest slope, and which inputs have both a slope and a radius on some pair."""
+    """Largest number to be stored, and which inputs have both a slope and a radius on some pair."""
     largest = 0.0
     alive = torch.zeros(problem.dim, dtype=torch.bool, device=problem.device)
     for part in _parts(problem):
-        slopes = problem.slopes[:, part]
-        top = slopes.abs().amax(0)
-        reached = problem.radius[part] if problem.radius.ndim == 2 else problem.radius
-        alive |= ((top > 0) & (reached > 0)).any(0)
+        top = _scaled(problem, part).abs().amax(0)
         peak = float(top.max())
         if not math.isfinite(peak):
             raise InputError(
                 f"slopes of pairs {part.start} to {part.stop} hold NaN or infinity: expected finite numbers"
             )
+        alive |= ((top > 0) & (problem.radius > 0)).any(0) if problem.radius.ndim == 0 else (top > 0).any(0)
         largest = max(largest, peak)
     return largest, alive
 

@@ -72,7 +72,7 @@ def recompute(
     if points:
         excess = torch.stack([m for _, _, m in points]).sum(0).clamp(min=1.0)
         points = [(w, width, m / (excess * (1 + 1e-15))) for w, width, m in points]
-    loss, constant, absolute = 0.0, 0.0, 0.0
+    loss, constant, absolute, runs, longest = 0.0, 0.0, 0.0, 0.0, 0.0
     linear = torch.zeros_like(a)
     # Runs that stay in a cache are read from memory once, however many points there are.
     step = problem.n_pairs if a.is_cuda else max(1, _RUN_BYTES * problem.n_pairs // problem.nbytes)
@@ -80,6 +80,7 @@ def recompute(
     shared = next((k for k, (w, _, _) in enumerate(points) if torch.equal(w, a)), None)
     for part, run in problem.runs(step):
         c = run.intercepts
+        runs, longest = runs + 1, max(longest, float(run.n_pairs))
         read = [fast_pass(run, w, width, double=True, threads=threads) for w, width, _ in points]
         norms = read[shared].norms if shared is not None else fast_pass(run, a, double=True, threads=threads).norms
         loss += float((run.kappa - a @ c + norms).clamp(min=0).sum())
@@ -87,12 +88,17 @@ def recompute(
             share = multipliers[part]
             constant += run.kappa * float(share.sum())
             linear += share @ result.slopes - c @ share
-            absolute += float(share @ (result.slopes.abs().amax(1) + c.abs().amax(0) + run.kappa))
-    sums = problem.total(torch.cat([linear.new_tensor([loss, constant, absolute]), linear]))
-    loss, constant, absolute = sums[:3].tolist()
-    linear = sums[3:]
+            if result.sizes is None:
+                raise RuntimeError("a pass with float64 sums left out their magnitudes")
+            absolute += float(share @ (result.sizes + c.abs().amax(0) + run.kappa))
+    # All of it together, so that every process comes to the same numbers.
+    sums = problem.total(torch.cat([linear.new_tensor([loss, constant, absolute, runs, longest]), linear]))
+    loss, constant, absolute, runs, longest = sums[:5].tolist()
+    linear = sums[5:]
     bound = constant + float(linear.min())
-    # Error of a float64 dot product of length d, then of a sum over pairs (torch sums in blocks, well below sqrt(n)).
-    rounding = 2.0**-52 * (problem.dim + 64) * absolute
+    # Error of float64 dot products of length d, of their sums over a run of pairs, and of those over runs and points,
+    # relative to the magnitudes of what is summed (Higham, Accuracy and Stability of Numerical Algorithms, 4.2).
+    terms = problem.dim + longest + runs * len(points) + 64
+    rounding = 2.0**-52 * terms * absolute
     reads = len(points) + (shared is None) if a.is_cuda else 1
     return Recomputed(loss, max(0.0, bound - rounding), reads)
