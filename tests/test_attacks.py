@@ -1,5 +1,7 @@
 """Attacks: the exact worst point of linear networks, membership, judgement, and the alarm."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 
 from robboost import InputError, SoundnessError, Threat, attack
 from robboost.attacks import AttackSettings
+from robboost.models import load_model
 from robboost.models.architectures import build
 
 NORMS = ["linf", "l2", "l1"]
@@ -101,9 +104,61 @@ def test_success_on_a_certified_example_is_loud_and_reproducible(tmp_path, monke
     saved = np.load(tmp_path / "robboost-counterexample-1.npz")
     point = torch.from_numpy(saved["point"])
     assert saved["index"].tolist() == [1]
+    assert torch.equal(torch.from_numpy(saved["image"]), x[1:])
+    about = json.loads(str(saved["about"]))
+    assert about["threat"] == {"eps": 0.5, "norm": "linf", "clip": None}
+    assert AttackSettings(**about["settings"]) == AttackSettings()
+    # From the files alone: the network is wrong at the point, and the point is in the set of the image.
+    again = load_model(tmp_path / "robboost-counterexample-1.safetensors").double()
+    logits = again(point)
+    assert (logits[0, 1] - logits[0, 0]).item() == pytest.approx(-saved["margin"][0])
     assert Threat(0.5).contains(point, x[1:].double(), tolerance=1e-12).all()
     assert model.double()(point)[0].diff().item() >= 0
+    model.float()
     attack(model, x, y, Threat(0.1), certified=torch.tensor([True, True]))
+
+
+def test_a_counterexample_finds_a_place_to_be_saved(tmp_path, monkeypatch):
+    class Own(nn.Module):  # cannot be saved as a network, and the folder cannot be written
+        def forward(self, x):
+            return torch.cat([torch.cos(9 * x[:, :1]), torch.zeros_like(x[:, :1])], 1)
+
+    monkeypatch.chdir(tmp_path)
+    real = np.savez
+
+    def full(path, **arrays):
+        if str(path).startswith(str(tmp_path / "robboost")):
+            raise OSError(28, "No space left on device")
+        real(path, **arrays)
+
+    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(SoundnessError, match=r"other/robboost-counterexample-0.npz, network not saved \(.*cos"):
+        attack(Own(), torch.zeros(1, 2), torch.tensor([0]), Threat(0.5), certified=torch.tensor([True]))
+    (tmp_path / "other" / "robboost-counterexample-0.npz").unlink()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "robboost-nowhere"))
+    with pytest.raises(SoundnessError, match="point not saved: No space left"):
+        attack(Own(), torch.zeros(1, 2), torch.tensor([0]), Threat(0.5), certified=torch.tensor([True]))
+
+
+def test_forms():
+    model = linear([[3.0, 4.0], [0.0, 0.0]], [2.0, 0.0])
+    result = attack(model, torch.zeros(2, 2), torch.tensor([0, 1]), Threat(0.1))
+    assert result.to_numpy()["adversarial"].shape == (2, 2)
+    assert result.to_pandas()["success"].tolist() == [False, True]
+    assert json.loads(result.to_json())["attack_error"]["count"] == 1
+    assert result._repr_html_().startswith("<pre>")
+    assert "attack error   50.00" in str(result)
+
+
+def test_progress_counts_examples():
+    seen = []
+    model = linear([[3.0, 4.0], [0.0, 0.0]], [2.0, 0.0])
+    x, y, settings = torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), AttackSettings(1, 2, batch_size=2)
+    attack(model, x, y, Threat(0.1), settings=settings, progress=lambda *step: seen.append(step))
+    assert seen[-1] == ("attack", 5, 5)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
 def test_bad_input():

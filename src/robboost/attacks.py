@@ -6,21 +6,25 @@ and judges them in float64.
 
 from __future__ import annotations
 
+import html
 import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robboost.auto_attack import auto_attack, auto_attack_parts, check_auto_attack
+from robboost.counterexamples import Counterexample, save_counterexample
 from robboost.errors import InputError, SoundnessError
-from robboost.inputs import check_examples, in_float64
+from robboost.inputs import Progress, check_examples, in_float64
 from robboost.intervals import Share
+from robboost.journal import remembered
 from robboost.threat import Threat
 
 __all__ = ["AttackSettings", "Attacked", "attack", "margins_at"]
@@ -39,6 +43,8 @@ class AttackSettings:
         step: first step length as a share of eps; it falls to a hundredth along a cosine.
         batch_size: examples attacked together.
         seed: of the random starts.
+        autoattack: what of AutoAttack comes afterwards, against the examples that still stand: "" nothing, "standard",
+            or parts such as "apgd-ce+apgd-t" (needs the extra `robboost[autoattack]` and pixels in [0, 1]).
     """
 
     steps: int = 40
@@ -48,6 +54,7 @@ class AttackSettings:
     step: float = 0.5
     batch_size: int = 512
     seed: int = 0
+    autoattack: str = ""
 
     def __post_init__(self) -> None:
         for name in ("steps", "restarts", "batch_size"):
@@ -59,6 +66,7 @@ class AttackSettings:
             raise InputError(f"momentum={self.momentum}: expected at least 0 and below 1")
         if not self.step > 0:
             raise InputError(f"step={self.step}: expected above 0")
+        auto_attack_parts(self.autoattack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +109,35 @@ class Attacked:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
-        return (
-            f"attacked ({self.threat}, {self.settings.steps} steps x {self.settings.restarts}): error {self.share:i} %"
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The tensors as arrays, by name."""
+        tensors = {"adversarial": self.adversarial, "margins": self.margins, "success": self.success,
+                   "clean": self.clean}  # fmt: skip
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+    def to_pandas(self) -> Any:
+        """One row an example: success, clean (misclassified without an attack), margin (needs pandas)."""
+        import pandas as pd
+
+        arrays = self.to_numpy()
+        return pd.DataFrame(
+            {"success": arrays["success"], "misclassified": arrays["clean"], "margin": arrays["margins"]}
         )
+
+    def __str__(self) -> str:
+        more = f", then AutoAttack ({self.settings.autoattack})" if self.settings.autoattack else ""
+        return "\n".join(
+            [
+                f"threat         {self.threat}",
+                f"attack         {self.settings.steps} steps x {self.settings.restarts},"
+                f" {self.settings.targets}{more}, seed {self.settings.seed}",
+                f"attack error   {self.share:i} %",
+                f"clean error    {Share(int(self.clean.sum()), len(self.clean)):i} %",
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def attack(
@@ -115,6 +148,7 @@ def attack(
     *,
     settings: AttackSettings = AttackSettings(),
     certified: Tensor | None = None,
+    progress: Progress | None = None,
 ) -> Attacked:
     """Searches the threat set around each example for a point that the model gets wrong.
 
@@ -128,17 +162,23 @@ def attack(
         threat: where the attacker may move.
         settings: steps, restarts, targets.
         certified: [N] mask of examples proved robust under this threat. A success on one of them is a contradiction:
-            SoundnessError, with the example's index, and the point saved next to the message for reproduction.
+            SoundnessError that says which, with the point, the image, the network and the settings saved in files.
+        progress: told what is being done, examples done, and examples in all.
     """
     x, y = check_examples(model, x, y)
+    if settings.autoattack:
+        check_auto_attack(x, threat)
     was_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        parts = [
-            _attack_batch(model, x[start : start + settings.batch_size], y[start : start + settings.batch_size], threat,
-                          settings=settings)
-            for start in range(0, len(x), settings.batch_size)
-        ]  # fmt: skip
+        parts = []
+        for start in range(0, len(x), settings.batch_size):
+            part = slice(start, min(start + settings.batch_size, len(x)))
+            work = partial(_attack_batch, model, x[part], y[part], threat, settings=settings,
+                           tell=_within(progress, part, len(x)))  # fmt: skip
+            parts.append(remembered(f"attack {start}", partial(_as_step, work))["point"].to(x.device))
+            if progress is not None:
+                progress("attack", part.stop, len(x))
     finally:
         for module in was_training:
             module.training = True
@@ -153,7 +193,7 @@ def attack(
     margins = torch.where(better, natural, margins)
     result = Attacked(point, margins, ~(margins > 0), ~(natural > 0), threat, settings)
     if certified is not None:
-        _check_sound(result, certified, y)
+        _check_sound(model, result, certified, (x, y))
     return result
 
 
@@ -167,7 +207,29 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
     return torch.cat(parts)
 
 
-def _attack_batch(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, settings: AttackSettings) -> Tensor:
+def _as_step(work: Callable[[], Tensor]) -> dict[str, Tensor]:
+    return {"point": work()}
+
+
+def _within(progress: Progress | None, part: slice, total: int) -> Callable[[float], None]:
+    """Progress inside a batch: called with the share of its work that is done."""
+
+    def tell(share: float) -> None:
+        if progress is not None:
+            progress("attack", part.start + int(share * (part.stop - part.start)), total)
+
+    return tell
+
+
+def _attack_batch(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    settings: AttackSettings,
+    tell: Callable[[float], None],
+) -> Tensor:
     """Per example the worst point seen, in float64 and inside the threat set."""
     # Seeded by the batch itself: its starts are the same whatever was attacked before, and in whichever process.
     content = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes())
@@ -181,10 +243,18 @@ def _attack_batch(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, set
         # Class order, the true class skipped.
         goals += [partial(_pair_margin, y=y, target=torch.where(j < y, j, j + 1)) for j in range(classes - 1)]
     worst, lowest = x, torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
-    for goal in goals:
-        for restart in range(settings.restarts):
-            start = x if restart == 0 else threat.sample(x, generator=generator)
-            worst, lowest = _descend(model, start, x, y, threat, goal=goal, settings=settings, best=(worst, lowest))
+    total = len(goals) * settings.restarts + bool(settings.autoattack)
+    for number, (goal, restart) in enumerate(product(goals, range(settings.restarts)), start=1):
+        start = x if restart == 0 else threat.sample(x, generator=generator)
+        worst, lowest = _descend(model, start, x, y, threat, goal=goal, settings=settings, best=(worst, lowest))
+        tell(number / total)
+    if settings.autoattack:
+        standing = (lowest > 0).nonzero()[:, 0]
+        if len(standing):
+            found = auto_attack(model, x[standing], y[standing], threat, settings.autoattack, seed=settings.seed)
+            with torch.no_grad():
+                fooled = ~(_margin(model(found), y[standing]) > 0)
+            worst = worst.index_copy(0, standing[fooled], found[fooled])
     exact = x.to(torch.float64)
     point = threat.project(worst.to(torch.float64), exact)
     if not bool(threat.contains(point, exact, tolerance=1e-12).all()):
@@ -251,21 +321,20 @@ def _pair_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return (logits.gather(1, y[:, None]) - logits.gather(1, target[:, None]))[:, 0]
 
 
-def _check_sound(result: Attacked, certified: Tensor, y: Tensor) -> None:
+def _check_sound(model: nn.Module, result: Attacked, certified: Tensor, examples: tuple[Tensor, Tensor]) -> None:
     mask = torch.as_tensor(certified, device=result.success.device)
     if mask.shape != result.success.shape or mask.dtype != torch.bool:
         raise InputError(f"certified is {mask.dtype} {list(mask.shape)}: expected a mask [{len(result.success)}]")
-    broken = (mask & result.success).nonzero()[:, 0].tolist()
-    if not broken:
+    broken = (mask & result.success).nonzero()[:, 0]
+    if not len(broken):
         return
-    first = broken[0]
-    path = Path(f"robboost-counterexample-{first}.npz").absolute()
-    saved = f"point saved in {path}"
-    try:
-        np.savez(path, index=np.array(broken), point=result.adversarial[broken].cpu().numpy(),
-                 label=y[broken].cpu().numpy(), margin=result.margins[broken].cpu().numpy())  # fmt: skip
-    except OSError as error:
-        saved = f"point not saved: {error.strerror}"
+    first = int(broken[0])
+    x, y = examples
+    saved = save_counterexample(
+        model,
+        Counterexample(broken, result.adversarial[broken], x[broken], y[broken], result.margins[broken]),
+        {"threat": vars(result.threat), "settings": vars(result.settings)},
+    )
     raise SoundnessError(
         f"{len(broken)} certified example(s) fooled, first index {first} (label {int(y[first])}, margin"
         f" {float(result.margins[first]):.3g}, {result.threat}, seed {result.settings.seed}): {saved};"

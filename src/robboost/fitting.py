@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robboost.errors import InputError
 from robboost.inputs import check_pool
+from robboost.journal import remembered
 from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
@@ -122,13 +123,13 @@ class RobBoost:
         plain = [min(selection.single(), key=_rank), *selection.uniform()]
         solved: list[Candidate] = []
         for step, kappa in enumerate(kappas, start=1):
-            weights = selection.solve(kappa, self.method, everything=False).weights
+            weights = self._solve(selection, kappa, everything=False).weights
             solved.append(selection.judge(f"{self.method}, kappa {kappa:g}", weights))
             if progress is not None:
                 progress("weights", step, len(kappas) + 1)
         kappa = kappas[solved.index(min(solved, key=_rank))]
         # On all images at the kappa chosen; taken only where the validation part is no worse off than with the others.
-        self.solution = selection.solve(kappa, self.method, everything=True)
+        self.solution = self._solve(selection, kappa, everything=True)
         final = selection.judge(f"{self.method}, kappa {kappa:g}, all images", self.solution.weights)
         self.candidates = (final, *solved, *plain)
         self.chosen = selection.without_small(min(self.candidates, key=_rank))
@@ -201,6 +202,14 @@ class RobBoost:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _solve(self, selection: Selection, kappa: float, *, everything: bool) -> Solution:
+        def solved() -> dict[str, Tensor]:
+            text = selection.solve(kappa, self.method, everything=everything).to_json()
+            return {"solution": torch.tensor(list(text.encode()), dtype=torch.uint8)}
+
+        step = remembered(f"weights {self.method} {kappa:g} {everything}", solved)
+        return Solution.from_json(bytes(step["solution"].tolist()).decode())
 
     def _check(self) -> None:
         if not isinstance(self.threat, Threat):

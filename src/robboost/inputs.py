@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from robboost.errors import InputError
 
-__all__ = ["check_examples", "check_pool", "in_float64"]
+__all__ = ["Progress", "check_examples", "check_pool", "in_float64"]
 
 ArrayLike = Tensor | np.ndarray[Any, Any]
+# Called with what is being done, steps done and steps in all.
+Progress = Callable[[str, int, int], None]
 
 
 def check_examples(model: nn.Module, x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ negative these bounds add up, so that one set of arrays answers for every mix of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from robboost.bounds import Options, margin_bounds
 from robboost.errors import InputError, SoundnessError
-from robboost.inputs import in_float64
+from robboost.inputs import Progress, in_float64
+from robboost.journal import remembered
 from robboost.models import Pool
 from robboost.threat import Norm, Threat
 from robboost.weights import Normalisers, WeightProblem, normalisers, weight_problem
@@ -36,8 +38,6 @@ __all__ = [
 
 # Networks in order, or by name, or as `read_pool` gives them.
 Members = Sequence[nn.Module] | Mapping[str, nn.Module] | Pool
-# Called with what is being done, steps done and steps in all.
-Progress = Callable[[str, int, int], None]
 
 # Examples whose bounds are computed between two reports of progress: on a GPU more, since small chunks leave it idle.
 _STEP = {"cpu": 100, "cuda": 1000}
@@ -191,16 +191,26 @@ def pool_bounds(
     intercepts: list[Tensor] = []
     logits: list[Tensor] = []
     done, total = 0, len(pool) * len(x)
-    for member in pool:
+    for t, member in enumerate(pool):
         judge = in_float64(member)
-        for part in _steps(x):
+
+        def bound(part: slice, member: nn.Module = member, judge: nn.Module = judge) -> dict[str, Tensor]:
             found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
             slope = found.slope.detach().flatten(2)
             moved = torch.einsum("njd,nd->nj", slope.to(torch.float64), shift[part])
-            slopes.append(slope)
-            intercepts.append(found.intercept.detach().to(torch.float64) + moved)
             with torch.no_grad():
-                logits.append(judge(exact[part]))
+                values = judge(exact[part])
+            return {
+                "slope": slope,
+                "intercept": found.intercept.detach().to(torch.float64) + moved,
+                "logits": values,
+            }
+
+        for part in _steps(x):
+            step = remembered(f"bounds {method} {precision} {t} {part.start}", partial(bound, part))
+            slopes.append(step["slope"].to(x.device))
+            intercepts.append(step["intercept"].to(x.device))
+            logits.append(step["logits"].to(x.device))
             done += part.stop - part.start
             if progress is not None:
                 progress(f"bounds ({method})", done, total)
@@ -243,14 +253,20 @@ def prove(
         progress: told after every few examples.
     """
     lower, correct, certified, rechecked = [], [], [], 0
-    for part in _steps(x):
+
+    def decide(part: slice) -> dict[str, Tensor]:
         margins, near, right = _prove_part(pool, x[part], y[part], threat, mixes, method, "float32")
         # Only where a verdict hangs on a close margin: no other target already denies the certificate.
         doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0).nonzero()[:, 0]
         if len(doubtful):
             again = _prove_part(pool, x[part][doubtful], y[part][doubtful], threat, mixes, method, "float64")
             margins[:, doubtful] = again[0]
-            rechecked += len(doubtful)
+        return {"margins": margins, "correct": right, "doubtful": doubtful}
+
+    for part in _steps(x):
+        step = remembered(f"proof {method} {threat} {part.start}", partial(decide, part))
+        margins, right = step["margins"].to(x.device), step["correct"].to(x.device)
+        rechecked += len(step["doubtful"])
         lower.append(margins)
         correct.append(right)
         certified.append(_verdicts(margins, right, part.start, f"{threat}, {method}"))
