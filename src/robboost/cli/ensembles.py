@@ -171,8 +171,8 @@ def certify_command(
     published = notes.get("published")
     show({**certificate.to_dict(), "published": published} if as_json else certificate, as_json)
     if isinstance(published, Mapping) and not as_json:
-        count, images = published.get("not_certified"), published.get("images")
-        typer.echo(f"published                 {count} of {images} {published.get('split')} images not certified")
+        count, total = published.get("not_certified"), published.get("images")
+        typer.echo(f"published                 {count} of {total} {published.get('split')} images not certified")
 
 
 def attack_command(
