@@ -10,7 +10,9 @@ from typing import Any
 
 from robboost.errors import InputError
 from robboost.mixtures import Progress
-from robboost.models.files import write_atomically
+from robboost.models.files import existing_file, parse_json, write_atomically
+from robboost.reproduce.drawing import can_draw, draw
+from robboost.reproduce.figures import figure1, figure2, figure3
 from robboost.reproduce.loading import read_run, threat_of
 from robboost.reproduce.request import Request, figures_of, measured
 from robboost.reproduce.tables import TABLES
@@ -33,7 +35,8 @@ def reproduce(what: str, paths: Sequence[Path], request: Request, progress: Prog
 
     Args:
         what: its name.
-        paths: for "zoo" the runs, for "figure2" the runs of boosting; the others take none.
+        paths: for "zoo" the runs, for "figure2" the runs of boosting, for a figure its saved numbers to draw them
+            again; the others take none.
         request: all options.
         progress: told what is being done, steps done, and steps in all.
     """
@@ -50,6 +53,66 @@ def _table(what: str, paths: Sequence[Path], request: Request, progress: Progres
         _write(request.out / f"{what}.json", values)
         write_atomically(request.out / f"{what}.md", (table.to_markdown() + "\n").encode())
     return Outcome(str(table), values)
+
+
+def _figure(what: str, paths: Sequence[Path], request: Request, progress: Progress | None) -> Outcome:
+    """Numbers first, as OUT/figureN.json, then the drawings, where matplotlib is; saved numbers are drawn again."""
+    if len(paths) == 1 and paths[0].suffix == ".json":
+        values = _saved(paths[0], int(what.removeprefix("figure")))
+    elif what == "figure2":
+        values = figure2(paths, request, progress)
+    else:
+        _no_paths(what, paths)
+        if what == "figure1":
+            values = figure1(request, progress)
+        else:
+            values = figure3(request.settings, lambda name: figures_of(name, request, progress))
+    out = request.out or Path("figures")
+    numbers = out / f"{what}.json"
+    _write(numbers, values)
+    drawn = draw(values, out) if can_draw() else []
+    later = (
+        "" if drawn else f"; matplotlib is missing here, so draw them elsewhere: robboost reproduce {what} {numbers}"
+    )
+    lines = [f"numbers: {numbers}{later}", *(f"figure: {file}" for file in drawn)]
+    return Outcome("\n".join([*_figure_lines(values), *lines]), values)
+
+
+def _saved(file: Path, number: int) -> dict[str, Any]:
+    found = parse_json(existing_file(file).read_bytes(), str(file))
+    if not isinstance(found, dict) or found.get("figure") != number:
+        raise InputError(f"{file}: expected the numbers of figure {number}, as an earlier call wrote them")
+    return found
+
+
+def _figure_lines(values: Mapping[str, Any]) -> list[str]:
+    """What a figure shows, in numbers."""
+    if values["figure"] == 1:
+        return [
+            f"{name}: slope L1 {net['l1']:.3f}, {100 * net['on_digit']:.1f} % of it on the digit, margin at least"
+            f" {net['lower']:.3f}, clean error {100 * net['heldout_clean_error']:.2f} % after {net['epochs']} epochs"
+            for name, net in values["networks"].items()
+        ]
+    lines = []
+    for name, run in values.get("runs", {}).items():
+        lines.append(f"{name}: {run['threat']}, bounds {run['bounds']}, {run['test']['images']} test images")
+        for n, member in enumerate(run["members"]):
+            verified, clean = (percent(run[key][n], interval=True) for key in ("verified", "clean"))
+            lines.append(f"  {member:<28} verified {verified} %  clean {clean} %  {run['megabytes'][n]:.2f} MB")
+        lines += [f"  {test_sentence(what, test)}" for what, test in run["tests"].items()]
+        if run["paper"] is not None:
+            lines.append(
+                f"  paper: {run['paper']['first']:g} % with one member, {run['paper']['ensemble']:g} % boosted"
+            )
+    for name, pool in values.get("pools", {}).items():
+        above = {
+            mix: sum(n for n, e in zip(c, pool["edges"], strict=False) if e >= 0) for mix, c in pool["counts"].items()
+        }
+        total = sum(pool["counts"]["RobBoost"])
+        lines.append(
+            f"{name}: margins above zero: " + ", ".join(f"{m} {100 * n / total:.2f} %" for m, n in above.items())
+        )
+    return lines
 
 
 def _zoo(what: str, paths: Sequence[Path], request: Request, progress: Progress | None) -> Outcome:
@@ -109,5 +172,6 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
 
 COMMANDS: dict[str, Callable[[str, Sequence[Path], Request, Progress | None], Outcome]] = {
     **dict.fromkeys(TABLES, _table),
+    **dict.fromkeys(("figure1", "figure2", "figure3"), _figure),
     "zoo": _zoo,
 }
