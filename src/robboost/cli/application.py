@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import robboost
-from robboost.cli import bench, catalogue, demo, ensembles, exports, stores, training
+from robboost.cli import bench, boosting, catalogue, demo, ensembles, exports, reproduction, stores, training
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
 from robboost.observability import log_json, profiled, resources
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (demo, training, stores, ensembles, exports, bench, catalogue):
+for part in (demo, training, boosting, stores, ensembles, exports, reproduction, bench, catalogue):
     part.register(app)
 
 

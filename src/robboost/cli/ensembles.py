@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,8 +54,12 @@ KappaOption = Annotated[
 ]
 MembersOption = Annotated[int | None, typer.Option("--max-members", help="At most so many members with weight.")]
 MegabytesOption = Annotated[float | None, typer.Option("--max-megabytes", help="At most so many MB of parameters.")]
-
-
+ChosenBoundsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bounds", help='ibp, crown, tightest, "ibp+crown", ...  [default: those of a shipped pool, or tightest]'
+    ),
+]
 FitDataOption = Annotated[
     str | None, typer.Option("--fit-data", help="Where held-out images come from, if not from --data.")
 ]
@@ -141,7 +146,7 @@ def certify_command(
     eps: EpsOption = None,
     norm: NormOption = None,
     clip: ClipOption = "0,1",
-    bounds: BoundsOption = "tightest",
+    bounds: ChosenBoundsOption = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
     threads: ThreadsOption = None,
@@ -152,16 +157,22 @@ def certify_command(
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
+    method = bounds or str(notes.get("bounds", "tightest"))
     images = open_data(data, notes, split, limit)
     with together() as (processes, tell):
         network.to(processes.device)
         certificate = shared_examples(
             processes,
             (images.images, images.labels),
-            lambda x, y: certify(network, x, y, threat, method=bounds, progress=tell),
+            lambda x, y: certify(network, x, y, threat, method=method, progress=tell),
         )
-    if processes.rank == 0:
-        show(certificate, as_json)
+    if processes.rank > 0:
+        return
+    published = notes.get("published")
+    show({**certificate.to_dict(), "published": published} if as_json else certificate, as_json)
+    if isinstance(published, Mapping) and not as_json:
+        count, total = published.get("not_certified"), published.get("images")
+        typer.echo(f"published                 {count} of {total} {published.get('split')} images not certified")
 
 
 def attack_command(

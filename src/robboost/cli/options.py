@@ -12,13 +12,15 @@ from torch import nn
 
 from robboost.data import DATASETS, Dataset, load_dataset
 from robboost.errors import CheckpointError, InputError
-from robboost.models import Pool, load_model, read_metadata, read_pool
+from robboost.models import Pool, load_model, read_metadata, read_mix, read_pool
 from robboost.threat import Threat
 
 PoolArgument = Annotated[
     list[Path], typer.Argument(help="A folder of networks (with or without manifest.json), or several files.")
 ]
-ModelArgument = Annotated[Path, typer.Argument(help="A network or an ensemble: .safetensors, .pt, .onnx.")]
+ModelArgument = Annotated[
+    Path, typer.Argument(help="A network or an ensemble: .safetensors, .pt, .onnx, or the folder of a shipped pool.")
+]
 DataOption = Annotated[
     str | None, typer.Option("--data", help=f"One of {', '.join(DATASETS)}, or an .npz file.  [default: the pool's]")
 ]
@@ -64,7 +66,10 @@ class OpenedModel(NamedTuple):
 
 
 def open_model(path: Path, architecture: str | None, input_shape: str | None) -> OpenedModel:
-    """A network or ensemble from a file."""
+    """A network or ensemble from a file, or the published mix of a pool's folder."""
+    if path.is_dir():
+        shipped = read_mix(path)
+        return OpenedModel(shipped.ensemble, shipped.pool.input_shape, shipped.notes)
     shape = None if input_shape is None else _numbers(input_shape, "--input-shape", int)
     network = load_model(path, architecture=architecture, input_shape=shape)
     try:

@@ -7,6 +7,7 @@ from robboost.models.demo import demo_pool
 from robboost.models.ensemble import Ensemble
 from robboost.models.layers import Normalize, PixelMask
 from robboost.models.pools import Pool, PoolMember, read_pool, write_pool
+from robboost.models.shipped import Shipped, read_mix
 
 __all__ = [
     "Ensemble",
@@ -15,10 +16,12 @@ __all__ = [
     "PixelMask",
     "Pool",
     "PoolMember",
+    "Shipped",
     "demo_pool",
     "load_model",
     "load_models",
     "read_metadata",
+    "read_mix",
     "read_pool",
     "save_model",
     "write_pool",

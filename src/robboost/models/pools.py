@@ -17,7 +17,7 @@ from robboost.errors import CheckpointError, InputError
 from robboost.models.checkpoints import SUFFIXES, load_checkpoints, save_model
 from robboost.models.files import existing_file, parse_json, write_atomically
 
-__all__ = ["MANIFEST", "Pool", "PoolMember", "read_pool", "write_pool"]
+__all__ = ["MANIFEST", "Pool", "PoolMember", "parameter_digest", "read_pool", "write_pool"]
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -214,7 +214,7 @@ def _check_alike(members: Sequence[PoolMember]) -> None:
     known: dict[str, str] = {}
     names: set[str] = set()
     for member in members:
-        digest = _parameter_digest(member.model)
+        digest = parameter_digest(member.model)
         if digest in known:
             raise CheckpointError(
                 f"{member.file}: the same network as {known[digest]}, expected different members: remove one"
@@ -239,7 +239,7 @@ def _check_alike(members: Sequence[PoolMember]) -> None:
             )
 
 
-def _parameter_digest(model: nn.Module) -> str:
+def parameter_digest(model: nn.Module) -> str:
     """Hash of shapes and values in order; names, precision and the kind of file do not matter."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for value in model.state_dict().values():
