@@ -100,6 +100,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(start, data: Dataset, heldout
     options = RunOptions(out=tmp_path, report_seconds=0)
     with pytest.raises(StopError):
         fine_tune(start, config, data.take(240), heldout=heldout, options=options, progress=interrupt)
+    # What the interrupted run leaves is the mix as it was: two members, both moved.
+    left = rb.load_model(tmp_path / "stages/tuned.safetensors")
+    assert isinstance(left, rb.Ensemble)
+    assert not any(torch.equal(parameters(a), parameters(b)) for a, b in zip(left.members, start.members, strict=True))
     resumed = fine_tune(start, config, data.take(240), heldout=heldout, options=options)
     assert resumed.history == whole.history
     assert resumed.errors == whole.errors
