@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import robboost as rb
 from robboost.data import Dataset
@@ -70,6 +71,17 @@ def test_the_loss_of_a_step_is_that_of_the_engines_certificate(method: str, star
         lower = sum(c * part for c, part in zip(coefficients, parts, strict=True))
     assert member.log[0, 0].item() == pytest.approx(Objective()(lower).item(), rel=1e-4)
     assert member.log[0, 1].item() == pytest.approx((lower > 0).all(1).float().mean().item(), abs=1e-6)
+
+
+def test_a_step_never_waits_for_the_host(start, data: Dataset) -> None:
+    """What a CUDA graph cannot record (reading a tensor's value) raises on fake tensors."""
+    few = data.take(60)
+    shared = DeviceData.of(few.images, few.labels, pad=0, classes=10, device=torch.device("cpu"))
+    member = JointMember(settings(method="crown-ibp", mixture=0.5).train, shared, members=list(start.members),
+                         coefficients=[0.5, 2.0], objective=Objective(), reweighting=None)  # fmt: skip
+    member.begin_epoch(0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        member.step()
 
 
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp"])
