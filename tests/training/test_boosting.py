@@ -11,12 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import robboost as rb
 from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError, InputError
+from robboost.models.architectures import build, float32_bytes
 from robboost.training import RunOptions, TrainConfig
 from robboost.training import boosting as boosting_module
 from robboost.training.boosting import Boosted, Stage, boost
 from robboost.training.boosting_bounds import frozen_sum
 from robboost.training.boosting_config import BoostConfig, load_boost
-from robboost.training.boosting_member import SURROGATES, BoostedMember, Objective
+from robboost.training.boosting_member import SURROGATES, BoostedMember, FrozenNetworks, Objective
 from robboost.training.member import DeviceData
 
 SMALL = "conv 4 4x4/2, conv 6 4x4/2, fc 24"
@@ -148,6 +149,19 @@ def test_exact_weights_are_no_worse_than_the_sum_where_they_are_fitted(data: Dat
     assert found.verified_error == pytest.approx(last.verified_error, abs=1e-12)
 
 
+def test_rows_belong_to_the_members_with_weight(data: Dataset, heldout: Dataset) -> None:
+    """A fit may drop the first member: the rows of the next stage are then of the others, not of as many."""
+    threat = rb.Threat(0.05, clip=(0, 1))
+    models = [build("fc 12", (1, 28, 28), seed=seed).eval() for seed in range(2)]
+    run = boosting_module._Boosting(two_stages("crown-ibp"), data.take(60), heldout, RunOptions(device="cpu"))
+    for coefficients in ((1.0,), (0.0, 1.0)):
+        used = [(m, c) for m, c in zip(models, coefficients, strict=False) if c > 0]
+        rows = run._stored_rows(threat, coefficients, used)
+        wanted = frozen_sum([m for m, _ in used], [1.0], run._examples(), threat, "ibp+crown-ibp")
+        assert torch.equal(rows.slope, wanted.slope)
+        assert torch.equal(rows.points, wanted.points)
+
+
 def test_early_stop_keeps_the_best_stage(data: Dataset, heldout: Dataset) -> None:
     # The second stage has no time to learn, so it cannot help by more than luck.
     stages = (stage(method="ibp"), *(stage(method="ibp", epochs=1, lr=1e-7, seed=s) for s in range(1, 4)))
@@ -158,12 +172,16 @@ def test_early_stop_keeps_the_best_stage(data: Dataset, heldout: Dataset) -> Non
     assert len(result.ensemble.members) == errors.index(min(errors)) + 1
 
 
-def test_a_step_never_waits_for_the_host(data: Dataset) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_step_never_waits_for_the_host(data: Dataset, stored: bool) -> None:
     """What a CUDA graph cannot record (reading a tensor's value) raises on fake tensors."""
     small = data.take(120)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).eval().requires_grad_(False)
     threat = rb.Threat(0.05, clip=(0, 1))
-    frozen = frozen_sum([model], [1.0], (small.images, small.labels), threat, "crown-ibp")
+    if stored:
+        frozen = frozen_sum([model], [1.0], (small.images, small.labels), threat, "crown-ibp")
+    else:
+        frozen = FrozenNetworks.of([model], [1.0], (1, 28, 28), "crown-ibp")
     shared = DeviceData.of(small.images, small.labels, pad=0, classes=10, device=torch.device("cpu"))
     config = stage(method="crown-ibp", crown_share=0.5, mixture=0.5)
     member = BoostedMember(config, shared, frozen=frozen, objective=Objective())
@@ -198,13 +216,22 @@ def test_wrong_configurations_are_refused(entries, words) -> None:
         BoostConfig(**{"name": "run", "dataset": "mnist", "stages": (stage(),), **entries})
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_configurations_are_the_papers_members(path: Path) -> None:
-    config = load_boost(path.stem)
+@pytest.mark.parametrize("name", ["mnist-0.3", "cifar10-2-255"])
+def test_shipped_configurations_are_the_papers_members(name: str) -> None:
+    config = load_boost(name)
     names = {"mnist": "ACEGK", "cifar10": "BGIJK"}[config.dataset]
     assert "".join(s.architecture for s in config.stages) == names
     assert [s.label for s in config.stages] == [f"{config.name}/{n}-{a}" for n, a in enumerate(names, start=1)]
     assert config.with_epochs(2).stages[0].epochs == 2
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_configurations_take_at_most_ten_megabytes(path: Path) -> None:
+    config = load_boost(path.stem)
+    shape = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}[config.dataset]
+    assert config.name == f"boost-{path.stem}"
+    assert len(config.stages) == 5
+    assert sum(float32_bytes(build(s.architecture, shape, seed=0)) for s in config.stages) <= 10e6
 
 
 def test_a_configuration_from_a_file(tmp_path: Path) -> None:

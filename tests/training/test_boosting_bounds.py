@@ -141,6 +141,21 @@ def test_what_storage_rounds_away_is_taken_off() -> None:
     assert margin == pytest.approx(exact, abs=1e-6)
 
 
+def test_a_sum_that_grows_equals_one_made_at_once() -> None:
+    """Rounding included: a run that is taken up again trains on the same numbers."""
+    members = [member(structure, seed) for seed, structure in enumerate(STRUCTURES)]
+    x, y = examples()
+    threat = rb.Threat(0.1, clip=(0, 1))
+    whole = frozen_sum(members, [1.0, 0.5, 2.0], (x, y), threat, "crown-ibp")
+    grown = frozen_sum(members[:1], [1.0], (x, y), threat, "crown-ibp")
+    for part, coefficient in zip(members[1:], [0.5, 2.0], strict=True):
+        grown.add(part, coefficient, (x, y), threat, "crown-ibp")
+    assert whole.slope is not None
+    assert torch.equal(whole.slope, grown.slope)
+    assert torch.equal(whole.intercept, grown.intercept)
+    assert torch.equal(whole.points, grown.points)
+
+
 def test_recomputed_sums_equal_stored_ones() -> None:
     members = [member(structure, seed) for seed, structure in enumerate(STRUCTURES)]
     x, y = examples()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import robboost as rb
 from robboost.data import Dataset
@@ -72,6 +73,17 @@ def test_the_loss_of_a_step_is_that_of_the_engines_certificate(method: str, star
     assert member.log[0, 1].item() == pytest.approx((lower > 0).all(1).float().mean().item(), abs=1e-6)
 
 
+def test_a_step_never_waits_for_the_host(start, data: Dataset) -> None:
+    """What a CUDA graph cannot record (reading a tensor's value) raises on fake tensors."""
+    few = data.take(60)
+    shared = DeviceData.of(few.images, few.labels, pad=0, classes=10, device=torch.device("cpu"))
+    member = JointMember(settings(method="crown-ibp", mixture=0.5).train, shared, members=list(start.members),
+                         coefficients=[0.5, 2.0], objective=Objective(), reweighting=None)  # fmt: skip
+    member.begin_epoch(0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        member.step()
+
+
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp"])
 def test_tuning_certifies_more_and_leaves_the_start_alone(method: str, start, data: Dataset, heldout: Dataset) -> None:
     before = parameters(start).clone()
@@ -100,6 +112,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(start, data: Dataset, heldout
     options = RunOptions(out=tmp_path, report_seconds=0)
     with pytest.raises(StopError):
         fine_tune(start, config, data.take(240), heldout=heldout, options=options, progress=interrupt)
+    # What the interrupted run leaves is the mix as it was: two members, both moved.
+    left = rb.load_model(tmp_path / "stages/tuned.safetensors")
+    assert isinstance(left, rb.Ensemble)
+    assert not any(torch.equal(parameters(a), parameters(b)) for a, b in zip(left.members, start.members, strict=True))
     resumed = fine_tune(start, config, data.take(240), heldout=heldout, options=options)
     assert resumed.history == whole.history
     assert resumed.errors == whole.errors

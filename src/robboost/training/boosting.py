@@ -9,19 +9,19 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError
 from robboost.models import Ensemble, load_model, read_metadata, save_model
 from robboost.models.architectures import float32_bytes
 from robboost.threat import Threat
-from robboost.training.boosting_bounds import frozen_sum
+from robboost.training.boosting_bounds import FrozenSum, frozen_sum
 from robboost.training.boosting_certificate import HeldOut, ensemble_of
 from robboost.training.boosting_config import BoostConfig
 from robboost.training.boosting_member import BoostedMember, Frozen, FrozenNetworks
@@ -112,6 +112,14 @@ def boost(
     return run.result()
 
 
+class _Sums(NamedTuple):
+    """Stored rows, and what they are rows of: the leading members with these coefficients, on this set."""
+
+    threat: Threat
+    coefficients: tuple[float, ...]
+    rows: FrozenSum
+
+
 class _Boosting:
     """A run between two stages."""
 
@@ -125,6 +133,7 @@ class _Boosting:
         self.heldout = HeldOut(heldout, config.threat, config.certificate, self.device)
         self.members: list[nn.Module] = []
         self.stages: list[Stage] = []
+        self._sums: _Sums | None = None
         self.start = time.monotonic()
         self.folder = None if options.out is None else options.out / config.name
 
@@ -211,17 +220,36 @@ class _Boosting:
 
     def _frozen(self, config: TrainConfig) -> Frozen | None:
         """The sum of the members so far, at the radius that the next one is trained with."""
-        used = [(m, c) for m, c in zip(self.heldout.members, self._coefficients(), strict=True) if c > 0]
+        coefficients = self._coefficients()
+        used = [(m, c) for m, c in zip(self.heldout.members, coefficients, strict=True) if c > 0]
         if not used:
             return None
-        members, coefficients = [m for m, _ in used], [c for _, c in used]
         if self.config.frozen == "recomputed":
             method = "ibp" if self.config.frozen_method == "ibp" else "crown-ibp"
-            return FrozenNetworks.of(members, coefficients, self.shared.input_shape, method)
-        examples = self.data.images.to(self.device), self.data.labels.to(self.device)
+            return FrozenNetworks.of(*_unzipped(used), self.shared.input_shape, method)
         threat = Threat(config.final_eps, clip=(0.0, 1.0))
-        return frozen_sum(members, coefficients, examples, threat, self.config.frozen_method,
-                          storage=self.config.storage, budget=self.config.budget)  # fmt: skip
+        return self._stored_rows(threat, coefficients, used)
+
+    def _stored_rows(
+        self, threat: Threat, coefficients: tuple[float, ...], used: Sequence[tuple[nn.Module, float]]
+    ) -> FrozenSum:
+        """Rows of the sum; where the earlier members keep their coefficients, only the newest are bounded."""
+        method = self.config.frozen_method
+        sums = self._sums
+        if sums is not None and sums.threat == threat and coefficients[: len(sums.coefficients)] == sums.coefficients:
+            rows = sums.rows
+            done = sum(c > 0 for c in sums.coefficients)
+            for member, coefficient in used[done:]:
+                rows.add(member, coefficient, self._examples(), threat, method)
+        else:
+            self._sums = sums = None  # lets go of the rows before new ones are made
+            rows = frozen_sum(*_unzipped(used), self._examples(), threat, method,
+                              storage=self.config.storage, budget=self.config.budget)  # fmt: skip
+        self._sums = _Sums(threat, coefficients, rows)
+        return rows
+
+    def _examples(self) -> tuple[Tensor, Tensor]:
+        return self.data.images.to(self.device), self.data.labels.to(self.device)
 
     def _minutes_left(self) -> float:
         assert self.options.minutes is not None
@@ -242,6 +270,10 @@ class _Boosting:
         save_model(ensemble, self._file(len(self.stages)), notes, input_shape=self.shared.input_shape)
 
 
+def _unzipped(used: Sequence[tuple[nn.Module, float]]) -> tuple[list[nn.Module], list[float]]:
+    return [member for member, _ in used], [coefficient for _, coefficient in used]
+
+
 def _fits(notes: Any, config: BoostConfig, stage: int) -> bool:
     """Whether the stages so far were trained as `config` says (a longer list of stages is fine)."""
     saved = dict(notes.get("boosting", {}))
@@ -251,3 +283,9 @@ def _fits(notes: Any, config: BoostConfig, stage: int) -> bool:
         saved.pop(ignored, None)
         wanted.pop(ignored)
     return saved == wanted and finished[0][:stage] == finished[1][:stage] and len(notes.get("stages", ())) == stage
+
+
+if __name__ == "__main__":
+    from robboost.training.boosting_run import main
+
+    raise SystemExit(main())

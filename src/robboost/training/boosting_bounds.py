@@ -1,8 +1,8 @@
 """What a boosted margin is made of: linear bounds that carry gradients, and the frozen sum of earlier members.
 
-The frozen sum is data: slopes and intercepts of all earlier members together, one row for each training image. It is
-rounded for storage, and what the rounding can cost is taken off the intercepts, so that the stored sum is itself a
-bound (of real arithmetic, like the engine's bounds that it is made of).
+The frozen sum is data: slopes and intercepts of all earlier members together, one row for each training image. Members
+are added one at a time, and after each the sum is rounded for storage; what the rounding can cost is taken off the
+intercepts, so that the stored sum is itself a bound (of real arithmetic, like the engine's bounds that it is made of).
 """
 
 from __future__ import annotations
@@ -74,6 +74,26 @@ class FrozenSum:
         """Lines of the sum on the batch, and its margins at the images themselves."""
         return self.rows(batch.chosen), self.points.index_select(0, batch.chosen)
 
+    @torch.no_grad()
+    def add(
+        self, member: nn.Module, coefficient: float, examples: tuple[Tensor, Tensor], threat: Threat, method: str
+    ) -> None:
+        """Adds coefficient * member in place, chunk by chunk: only the new member is bounded.
+
+        With r the stored, q the rounded slope of r + a L, the intercept loses max over the set of <r + a L - q, d>.
+        """
+        x, y = examples
+        for start in range(0, len(x), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            found = engine_bounds(member, x[part], y[part], threat, method)
+            total = self.intercept[part].double() + coefficient * found.intercept.double()
+            if self.slope is not None and found.slope is not None:
+                slopes = self.slope[part].double() + coefficient * found.slope.double()
+                self.slope[part] = _stored(slopes, self.slope.dtype)
+                total -= _storage_error(slopes, self.slope[part], x[part], threat)
+            self.intercept[part] = _below(total)
+            self.points[part] += coefficient * point_margins(member(x[part]), y[part])
+
 
 def concrete_margins(parts: Sequence[Lines], x: Tensor, region: tuple[Tensor, Tensor]) -> Tensor:
     """M = sum_t c_t + <sum_t L_t, centre - x> - <radius, |sum_t L_t|>, [N, C-1] (paper, section 3.5, with the box).
@@ -113,7 +133,9 @@ def frozen_sum(
     storage: str = "float16",
     budget: int = 8 * 2**30,
 ) -> FrozenSum:
-    """Bounds all members on all images and adds them up, in as much memory as the rows themselves take.
+    """Bounds all members on all images and adds them up in order, in as much memory as the rows themselves take.
+
+    The same as a sum over the first few to which the others are added by `FrozenSum.add`, bit for bit.
 
     Args:
         members: finished networks on the images' device; any module that the engine bounds.
@@ -124,7 +146,7 @@ def frozen_sum(
         storage: "float16" or "float32".
         budget: bytes that the rows may take.
     """
-    x, y = examples
+    x, _ = examples
     sloped = method != "ibp"
     kind = STORAGE[storage]
     targets = members[0](x[:1]).shape[1] - 1
@@ -134,26 +156,12 @@ def frozen_sum(
             f"frozen bounds of {len(x)} images take {needed / 1e9:.1f} GB in {storage}; expected at most"
             f" {budget / 1e9:.1f}: raise the budget, use float16, or let them be recomputed"
         )
-    slope = torch.empty((len(x), targets, *x.shape[1:]), dtype=kind, device=x.device) if sloped else None
-    intercept = torch.empty((len(x), targets), device=x.device)
-    points = torch.empty_like(intercept)
-    for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        total = torch.zeros((len(x[part]), targets), dtype=torch.float64, device=x.device)
-        slopes = torch.zeros((), device=x.device)
-        clean = torch.zeros((), device=x.device)
-        for member, coefficient in zip(members, coefficients, strict=True):
-            found = engine_bounds(member, x[part], y[part], threat, method)
-            total += coefficient * found.intercept.double()
-            clean = clean + coefficient * point_margins(member(x[part]), y[part])
-            if found.slope is not None:
-                slopes = slopes + coefficient * found.slope
-        if slope is not None:
-            slope[part] = _stored(slopes, kind)
-            total -= _storage_error(slopes, slope[part], x[part], threat)
-        intercept[part] = total.float()
-        points[part] = clean
-    return FrozenSum(slope, intercept, points)
+    slope = torch.zeros((len(x), targets, *x.shape[1:]), dtype=kind, device=x.device) if sloped else None
+    intercept = torch.zeros((len(x), targets), device=x.device)
+    found = FrozenSum(slope, intercept, torch.zeros_like(intercept))
+    for member, coefficient in zip(members, coefficients, strict=True):
+        found.add(member, coefficient, examples, threat, method)
+    return found
 
 
 def _stored(slopes: Tensor, kind: torch.dtype) -> Tensor:
@@ -161,9 +169,16 @@ def _stored(slopes: Tensor, kind: torch.dtype) -> Tensor:
     return slopes.clamp(-limit, limit).to(kind)
 
 
+def _below(values: Tensor) -> Tensor:
+    """float64 as float32, never above."""
+    rounded = values.float()
+    down = torch.nextafter(rounded, torch.full_like(rounded, -torch.inf))
+    return torch.where(rounded.double() > values, down, rounded)
+
+
 def _storage_error(exact: Tensor, stored: Tensor, x: Tensor, threat: Threat) -> Tensor:
     """max over the set of <exact - stored, d>, rounded up: [N, C-1]. The set's d reach |centre - x| + radius."""
     centre, radius = threat.region(x)
     reach = ((centre - x).abs() + radius).flatten(1).double().unsqueeze(2)
-    gap = (exact.double() - stored.double()).abs().flatten(2)
+    gap = (exact - stored.double()).abs().flatten(2)
     return torch.bmm(gap, reach).squeeze(2) * _SLACK

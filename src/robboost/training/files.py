@@ -20,11 +20,10 @@ __all__ = ["history", "load_state", "notes", "save_history", "save_member", "sav
 
 
 def save_member(member: Member, folder: Path) -> Path:
-    """NAME.safetensors: the averaged weights in float32, normalisation folded; the file describes itself."""
+    """NAME.safetensors: the member as it is (`Member.network`), in float32; the file describes itself."""
     path = folder / f"{member.config.label}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    module = member.net.module(member.average, member.final_norms().in_order())
-    save_model(module, path, notes(member.config), input_shape=member.net.input_shape)
+    save_model(member.network(), path, notes(member.config), input_shape=member.net.input_shape)
     return path
 
 

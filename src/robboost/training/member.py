@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from robboost.errors import InputError
 from robboost.training.config import TrainConfig
@@ -179,6 +179,10 @@ class Member:
                 eps = torch.tensor(self.config.final_eps * share, device=x.device)
                 intervals(self.net, weights, *box(x, eps, self.net.mask), norms)
         return norms
+
+    def network(self) -> nn.Module:
+        """What the run comes to: the averaged weights, normalisation folded, on the CPU."""
+        return self.net.module(self.average, self.final_norms().in_order())
 
     @property
     def _augments(self) -> bool:

@@ -74,7 +74,7 @@ class Trained:
     """
 
     config: TrainConfig
-    model: nn.Sequential
+    model: nn.Module
     history: list[dict[str, float]]
     figures: QuickFigures | None
     diverged: bool
@@ -177,9 +177,8 @@ class _Run:
         figures = None
         if self.heldout is not None:
             figures = quick_figures(member, self.heldout.images, self.heldout.labels)
-        model = member.net.module(member.average, member.final_norms().in_order())
         return Trained(
-            member.config, model, self._finite_history(member), figures, member.config.label in self.diverged
+            member.config, member.network(), self._finite_history(member), figures, member.config.label in self.diverged
         )
 
     def _running(self) -> list[Member]:

@@ -66,13 +66,6 @@ class JointNetwork(Network):
             found.append(network.eval().requires_grad_(False))
         return found
 
-    def module(self, flat: Tensor, norms: Sequence[tuple[Tensor, Tensor]] = ()) -> nn.Sequential:
-        """The plain average of the members: what the trainer's files hold while the run goes on."""
-        del norms
-        networks = self.networks(flat)
-        names = [str(t) for t in range(len(networks))]
-        return nn.Sequential(ensemble_of(networks, [1.0] * len(networks), names)).eval()
-
     def to(self, device: torch.device) -> JointNetwork:
         """Moves the members' pixel masks."""
         for part in self.parts:
@@ -146,6 +139,10 @@ class JointMember(Member):
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"coefficients": self.coefficients}
+
+    def network(self) -> Ensemble:
+        """The mix as it is: what the trainer's files hold while the run goes on."""
+        return self.ensemble([str(t) for t in range(len(self.net.parts))])
 
     def ensemble(self, names: Sequence[str]) -> Ensemble:
         """The members as they are, mixed by the coefficients as they are."""
