@@ -12,8 +12,7 @@ from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
 from robboost.inputs import in_float64
 from robboost.mixtures import correct_under
-from robboost.store import BoundStore, Pairs, StoredColumns
-from robboost.store.identity import hash_data, hash_member
+from robboost.store import BoundStore, Pairs, StoredColumns, hash_data, hash_member
 from robboost.threat import Threat
 from robboost.weights import Normalisers, WeightProblem, normalisers, streamed_problem
 from robboost.weights.oracle import fast_pass

@@ -2,7 +2,8 @@
 
 from robboost.store.bound_store import BoundStore, Damage, Pairs
 from robboost.store.fill import FillSettings, fill_store
-from robboost.store.identity import Identity, hash_data, hash_member
+from robboost.store.identity import Identity
+from robboost.store.member_hash import hash_data, hash_member
 from robboost.store.screening import Screening, settled_pairs
 from robboost.store.stream import StoredColumns
 

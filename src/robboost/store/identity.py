@@ -9,22 +9,19 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robboost.errors import InputError, StoreError
+from robboost.store.member_hash import hash_data, hash_member
 from robboost.threat import Threat
 
-__all__ = ["FORMAT", "Identity", "hash_data", "hash_member", "identify"]
+__all__ = ["FORMAT", "Identity", "identify", "like", "with_layout"]
 
 # Raised when the meaning or the layout of the files changes; a store of another format is refused.
 FORMAT = 1
-
-# What every module carries; everything else on a module is its author's and part of its identity.
-_MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -170,35 +167,6 @@ def with_layout(identity: Identity, *, storage: str, screening: str, batch: int,
     return replace(identity, storage=storage, screening=screening, batch=batch, shard_pairs=shard, chunk_pairs=chunk)
 
 
-def hash_member(member: nn.Module) -> str:
-    """SHA-256 over parameters, buffers, structure, plain attributes and the code of every `forward`.
-
-    Two members with the same hash compute the same function up to what their code reaches outside themselves (globals,
-    files): such members are not told apart.
-    """
-    digest = hashlib.sha256()
-    for name, module in member.named_modules():
-        kind = type(module)
-        _feed(digest, ("module", name, kind.__module__, kind.__qualname__, module.extra_repr()))
-        for key, value in sorted(vars(module).items()):
-            if key not in _MODULE_INTERNALS:
-                _feed(digest, ("attribute", key, _plain(value)))
-        code = getattr(kind.forward, "__code__", None)
-        if code is not None and not kind.__module__.startswith("torch."):
-            _feed(digest, ("code", _code(code)))
-    for name, tensor in sorted([*member.named_parameters(), *member.named_buffers()], key=lambda item: item[0]):
-        _feed_tensor(digest, name, tensor)
-    return digest.hexdigest()
-
-
-def hash_data(x: Tensor, y: Tensor) -> str:
-    """SHA-256 over images and labels, with their types and shapes."""
-    digest = hashlib.sha256()
-    _feed_tensor(digest, "x", x)
-    _feed_tensor(digest, "y", y.to(torch.int64))
-    return digest.hexdigest()
-
-
 def _n_targets(pool: Sequence[nn.Module], x: Tensor) -> int:
     counts = set()
     for member in pool:
@@ -213,40 +181,6 @@ def like(member: nn.Module, x: Tensor) -> Tensor:
     """Images where the member is, in its precision."""
     parameter = next((p for p in member.parameters() if p.is_floating_point()), x)
     return x.to(device=parameter.device, dtype=parameter.dtype)
-
-
-def _feed(digest: Any, value: object) -> None:
-    text = repr(value).encode()
-    digest.update(len(text).to_bytes(8, "little") + text)
-
-
-def _feed_tensor(digest: Any, name: str, tensor: Tensor) -> None:
-    flat = tensor.detach().cpu().contiguous()
-    _feed(digest, (name, str(flat.dtype), tuple(flat.shape)))
-    # Byte view also for types that NumPy does not know (bfloat16).
-    digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-
-
-def _plain(value: object) -> object:
-    """A form of an attribute that does not depend on where it lies in memory."""
-    if isinstance(value, Tensor):
-        return hash_data(value, torch.zeros(0))
-    if isinstance(value, CodeType):
-        return _code(value)
-    if isinstance(value, (str, int, float, complex, bool, bytes, type(None), torch.dtype, torch.Size)):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(repr(_plain(v)) for v in value)
-    if isinstance(value, dict):
-        return [(repr(_plain(k)), _plain(v)) for k, v in value.items()]
-    code = getattr(value, "__code__", None)
-    return (type(value).__qualname__, getattr(value, "__qualname__", ""), _code(code) if code else "")
-
-
-def _code(code: CodeType) -> object:
-    return (code.co_code.hex(), code.co_names, [_plain(c) for c in code.co_consts])
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -162,8 +162,10 @@ class StreamedProblem(WeightProblem):
         index = pairs.nonzero()[:, 0] if pairs.dtype == torch.bool else pairs
         index = index.cpu().sort().values
         mine = index[(index >= self.first) & (index < self.first + self.stream.shape[1])]
-        rows = self.stream.take(mine - self.first).permute(1, 0, 2).contiguous()
-        return self._held(self.whole(rows.to(self.device)).permute(1, 0, 2), index)
+        slopes = self.stream.take(mine - self.first)
+        if self.processes.size > 1:
+            slopes = self.whole(slopes.permute(1, 0, 2).contiguous().to(self.device)).permute(1, 0, 2)
+        return self._held(slopes, index)
 
     def only(self, kept: torch.Tensor) -> StreamedProblem:
         """The problem of the pairs where `kept` [n] is true. Nothing is loaded: the others are read and left out."""

@@ -1,0 +1,135 @@
+"""The model of what bounds on disk cost, fitted to measurements, and applied to a problem far larger.
+
+fill    = a T N C d / P' + b T N C / P'         (computing bounds, rounding, writing; P' processes that have a core)
+pass    = c T n d / P' + e n T + f              (reading and folding; what every process does for all pairs)
+solve   = pass * passes + g n T                 (the search between passes)
+memory  = m + h n T                             (per process: buffers, and what is held of each pass)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+__all__ = ["Costs", "Run", "fit_costs", "on_paper"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured size."""
+
+    members: int
+    pairs: int
+    dim: int
+    processes: int
+    fill: float
+    fill_pairs: int
+    one_pass: float
+    solve: float
+    passes: float
+    read: float
+    memory: float
+
+    @property
+    def numbers(self) -> float:
+        return float(self.members) * self.pairs * self.dim
+
+    @property
+    def bytes(self) -> float:
+        return 4 * self.numbers
+
+    @property
+    def at_once(self) -> int:
+        return min(self.processes, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Fitted coefficients, seconds and bytes, with the largest relative miss of each law."""
+
+    fill: tuple[float, float]
+    one_pass: tuple[float, float, float]
+    between: float
+    memory: tuple[float, float]
+    read: float
+    misses: dict[str, float]
+
+    def pass_seconds(self, members: float, pairs: float, dim: float, processes: float) -> float:
+        c, e, f = self.one_pass
+        return c * members * pairs * dim / processes + e * members * pairs + f
+
+    def __str__(self) -> str:
+        c, e, f = self.one_pass
+        lines = [
+            "Fitted model (T members, n pairs, d inputs, P processes with a core each):",
+            f"  fill, s    = {self.fill[0]:.2e} T n d / P + {self.fill[1]:.2e} T n / P   [{self._miss('fill')}]",
+            f"  pass, s    = {c:.2e} T n d / P + {e:.2e} T n + {f:.2g}   [{self._miss('pass')};"
+            f" {4 / c / 1e9:.2f} GB/s a process]",
+            f"  solve, s   = passes * pass + {self.between:.2e} T n   [{self._miss('solve')}]",
+            f"  read, B    = {self.read:.2f} * 4 T n d * passes   [{self._miss('read')}]",
+            f"  memory, B  = {self.memory[0] / 1e6:.0f}e6 + {self.memory[1]:.0f} T n   [{self._miss('memory')}]",
+        ]
+        return "\n".join(lines)
+
+    def _miss(self, name: str) -> str:
+        return f"worst miss {100 * self.misses[name]:.0f}%"
+
+
+def fit_costs(runs: Sequence[Run]) -> Costs:
+    """Least squares on relative errors, no negative coefficient."""
+    misses = {}
+
+    def law(name: str, rows: list[list[float]], values: list[float]) -> list[float]:
+        target = np.array(values)
+        design = np.array(rows)
+        found, _ = nnls(design / target[:, None], np.ones(len(target)))
+        misses[name] = float(np.abs(design @ found / target - 1).max())
+        return [float(v) for v in found]
+
+    fill = law(
+        "fill",
+        [[r.members * r.fill_pairs * r.dim / r.at_once, r.members * r.fill_pairs / r.at_once] for r in runs],
+        [r.fill for r in runs],
+    )
+    one_pass = law("pass", [[r.numbers / r.at_once, r.members * r.pairs, 1] for r in runs], [r.one_pass for r in runs])
+    rest = [max(r.solve - r.passes * r.one_pass, 1e-3) for r in runs]
+    size = [float(r.members * r.pairs) for r in runs]
+    between = sum(a * b for a, b in zip(rest, size, strict=True)) / sum(b * b for b in size)
+    misses["solve"] = max(
+        abs((r.passes * r.one_pass + between * s) / r.solve - 1) for r, s in zip(runs, size, strict=True)
+    )
+    (read,) = law("read", [[r.bytes * r.passes] for r in runs], [r.read for r in runs])
+    memory = law("memory", [[1, s] for s in size], [r.memory for r in runs])
+    return Costs(
+        (fill[0], fill[1]), (one_pass[0], one_pass[1], one_pass[2]), between, (memory[0], memory[1]), read, misses
+    )
+
+
+# 1.2 million images x 1,000 classes at 224 x 224 x 3, twelve members; what exact screening leaves of the targets.
+_IMAGES, _CLASSES, _DIM, _MEMBERS, _KEPT = 1_200_000, 1_000, 150_528, 12, 10
+
+
+def on_paper(costs: Costs) -> str:
+    """The same model where nothing can be measured."""
+    lines = [f"\nOn paper: {_IMAGES:,} images x {_CLASSES:,} classes, d = {_DIM:,}, T = {_MEMBERS}"]
+    for name, targets, item in (
+        ("every target, float32", _CLASSES - 1, 4),
+        (f"{_KEPT} targets an image, float32", _KEPT, 4),
+        (f"{_KEPT} targets an image, int8", _KEPT, 1),
+    ):
+        pairs = _IMAGES * targets
+        size = float(_MEMBERS) * pairs * _DIM * item
+        state = costs.memory[1] * _MEMBERS * pairs
+        lines.append(
+            f"  {name:<32} store {size / 1e12:>8.1f} TB; a pass at 2 GB/s a machine: {size / 2e9 / 3600:>7.1f} h on 1,"
+            f" {size / 2e9 / 256 / 60:>7.1f} min on 256; held by every process {state / 1e9:>6.0f} GB"
+        )
+    pairs = _IMAGES * _KEPT
+    lines.append(
+        f"  between passes, {_KEPT} targets, one process as now: {costs.between * _MEMBERS * pairs:.0f} s in all"
+    )
+    return "\n".join(lines)
