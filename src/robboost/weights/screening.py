@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from robboost.errors import InputError
-from robboost.weights.oracle import answer
+from robboost.weights.oracle import answer, euclidean
 from robboost.weights.problem import Array, WeightProblem, weight_tensor
 
 __all__ = ["Elimination", "Screening", "eliminate", "member_margins", "screen", "verified_error"]
@@ -24,7 +24,7 @@ def member_margins(problem: WeightProblem) -> torch.Tensor:
         if problem.norm == "linf":
             norms = columns.abs().sum(2)
         elif problem.norm == "l2":
-            norms = torch.linalg.vector_norm(columns, dim=2)
+            norms = euclidean(columns)
         else:
             norms = columns.abs().amax(2)
         parts.append(norms.T)
