@@ -199,8 +199,8 @@ def real(images: int) -> None:
             took, found = timed(lambda k=kappa, m=method: solve(problem.with_kappa(k), method=m))
             weights = ", ".join(f"{w:.3f}" for w in found.weights)
             print(
-                f"  kappa {kappa:g}, {method:<10} {took:8.3f} s {found.passes:7.2f} passes, loss {found.objective:.8g}, "
-                f"certified gap {found.gap:.1e}, weights {weights}",
+                f"  kappa {kappa:g}, {method:<10} {took:8.3f} s {found.passes:7.2f} passes, loss "
+                f"{found.objective:.8g}, certified gap {found.gap:.1e}, weights {weights}",
                 flush=True,
             )
 
