@@ -23,7 +23,7 @@ from synthetic import realistic
 from weight_families import families
 from weight_kernels import CASES, KINDS, gpu_errors, make
 
-from robboost.weights import SolverSettings, WeightProblem, solve, store, weight_problem
+from robboost.weights import SolverSettings, WeightProblem, solve, weight_problem
 
 PARTS = ("check", "mnist", "cifar", "real")
 ROWS: list[str] = []
@@ -161,30 +161,11 @@ def profile(problem: WeightProblem) -> None:
 
 
 def real(images: int, device: str) -> WeightProblem:
-    """The engine's own slopes, in float16: the demo pool on shifted copies of the embedded images, l_inf 0.1."""
-    from robboost.data import load_dataset
-    from robboost.mixtures import pool_bounds
-    from robboost.models import demo_pool
-    from robboost.threat import Threat
+    from engine_slopes import demo_slopes
 
-    splits = [load_dataset("mnist-small", split=split) for split in ("heldout", "test", "train")]
-    x, y = torch.cat([part.images for part in splits]), torch.cat([part.labels for part in splits])
-    shifts = sorted(((dy, dx) for dy in range(-2, 3) for dx in range(-2, 3)), key=lambda at: at[0] ** 2 + at[1] ** 2)
-    copies = -(-images // len(x))
-    x = torch.cat([x.roll(shift, dims=(2, 3)) for shift in shifts[:copies]])[:images].to(device)
-    y = y.repeat(copies)[:images].to(device)
-    models = [model.to(device) for model in demo_pool().models]
-    began = time.perf_counter()
-    bounds = pool_bounds(models, x, y, Threat(0.1, clip=(0.0, 1.0)), method="crown")
-    computed = time.perf_counter() - began
-    problem = bounds.problem(torch.tensor(bounds.scales().values, dtype=torch.float64, device=device))
-    stored = store(problem, "float16")
-    say(
-        f"real: {len(models)} members of the demo pool, {images} images ({copies} shifts of {images // copies}), "
-        f"{problem.n_pairs} pairs; bounds in {computed:.1f} s; float16 takes at most {float(stored.error.max()):.1e} "
-        f"off a margin; {len(stored.inputs)} of {problem.dim} inputs are alive"
-    )
-    return stored.problem
+    problem, words = demo_slopes(images, device)
+    say(words)
+    return problem
 
 
 def made(name: str, share: int, device: str) -> WeightProblem:

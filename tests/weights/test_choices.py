@@ -20,6 +20,7 @@ from robboost.weights import (
     margins,
     member_margins,
     normalisers,
+    objective,
     prune_weights,
     refine_weights,
     screen,
@@ -60,6 +61,9 @@ def test_elimination_counts_by_hand():
     assert found.hopeless.tolist() == [False, False, True, True]
     assert found.remaining.tolist() == [False, True, False, False]
     assert (found.examples_robust, found.examples_hopeless) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert str(found) == (
+        "4 pairs: robust 25.00%, hopeless 50.00%, remaining 25.00%; examples: robust 33.33%, hopeless 66.67%"
+    )
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -97,6 +101,12 @@ def test_eliminations_as_options():
     paper = rb.solve_weights(slopes, intercepts, 1.0, settings=SolverSettings(eliminate="paper"))
     assert exact.n_pairs <= 240
     assert paper.n_pairs < exact.n_pairs
+    removed = screen(weight_problem(slopes, intercepts, 1.0)).costless
+    assert (full.eliminated, exact.eliminated) == (0, int(removed.sum()))
+    counted = eliminate(weight_problem(slopes, intercepts, 1.0))
+    assert paper.n_pairs == int((counted.remaining & ~removed).sum())
+    assert f"{paper.eliminated} of 300 pairs were eliminated first" in str(paper)
+    assert rb.Solution.from_json(paper.to_json()) == paper
     assert exact.objective == pytest.approx(full.objective, rel=2e-6)
     assert paper.objective < full.objective
     everything = rb.solve_weights(slopes, intercepts + 50, 1.0, settings=SolverSettings(eliminate="exact"))
@@ -207,6 +217,12 @@ def test_a_search_cut_short_says_so_and_still_bounds():
     assert short.objective >= long.lower_bound
     assert len(short.members) <= 3
     assert short.gap > 0
+    # One node is not enough to have a mix; the search goes on until there is one.
+    shortest = best_subset(problem, Budget(members=1), max_nodes=1)
+    assert len(shortest.members) == 1
+    assert shortest.lower_bound <= min(objective(problem, corner) for corner in np.eye(16))
+    with pytest.raises(rb.InputError, match="max_nodes=0"):
+        best_subset(problem, Budget(members=1), max_nodes=0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from weight_kernels import CASES, KINDS, ROUNDING, gpu_errors, make
 
 import robboost as rb
-from robboost.weights import weight_problem
+from robboost.weights import kernel_cpu, weight_problem
 from robboost.weights.kernel_cpu import cpu_pass
 from robboost.weights.oracle import reference_pass
 
@@ -68,6 +68,17 @@ def test_cpu_kernel_takes_strided_views():
         fast = cpu_pass(view.slopes, view.radius, a, 0.02)
         assert torch.allclose(fast.norms, twin.norms, rtol=1e-6)
         assert torch.allclose(fast.slopes, twin.slopes, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_cpu_kernel_takes_a_large_radius_piece_by_piece(monkeypatch, threads):
+    problem, a = make(4, 60, 40, torch.float16, "pair")
+    twin = reference_pass(problem, a, 0.02)
+    monkeypatch.setattr(kernel_cpu, "_RADII", 7 * 40)
+    for view, pairs in ((problem, slice(None)), (problem.every(3), slice(0, None, 3))):
+        found = cpu_pass(view.slopes, view.radius, a, 0.02, double=True, threads=threads)
+        assert torch.allclose(found.norms, twin.norms[pairs], rtol=1e-12)
+        assert torch.allclose(found.slopes, twin.slopes[pairs], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

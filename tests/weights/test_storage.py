@@ -53,6 +53,23 @@ def test_rounding_magnitudes_outward_would_be_unsound():
     assert float(margins(store(problem, "float16").problem, weights)) <= float(margins(problem, weights))
 
 
+def test_a_radius_for_every_input_goes_into_the_slopes():
+    problem = weight_problem(np.array([[[0.5, 8.0]]]), np.array([[5.0]]), np.array([[4.0, 0.25]]))
+    stored = store(problem, "float16").problem
+    assert stored.radius.ndim == 0
+    assert (stored.slopes * stored.radius).tolist() == [[[2.0, 2.0]]]
+    assert float(margins(stored, [1.0])) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-290, 1e-150, 1e150])
+def test_any_units_fit_into_float16(scale):
+    rng = np.random.default_rng(0)
+    problem = weight_problem(scale * rng.normal(size=(2, 4, 3)), scale * rng.normal(size=(2, 4)), 1.0)
+    truth, kept = (margins(p, [0.5, 0.5]) / scale for p in (problem, store(problem, "float16").problem))
+    assert bool((kept <= truth + 1e-13).all())
+    assert kept.numpy() == pytest.approx(truth.numpy(), abs=1e-2)
+
+
 def test_dead_inputs_are_dropped():
     slopes = np.random.default_rng(0).normal(size=(3, 10, 6))
     slopes[:, :, 2] = 0.0

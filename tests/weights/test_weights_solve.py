@@ -66,5 +66,7 @@ def test_not_a_number_is_refused(bad):
         rb.solve_weights(slopes, intercepts, 1.0)
     with pytest.raises(rb.InputError, match="intercept of member"):
         rb.solve_weights(np.ones((2, 3, 4)), intercepts * bad, 1.0)
+    with pytest.raises(rb.InputError, match="complex"):
+        rb.solve_weights(np.ones((2, 3, 4)), np.ones((2, 3)) + 1j, 1.0)
     with pytest.raises(rb.InputError, match="radius"):
         rb.solve_weights(np.ones((2, 3, 4)), intercepts, bad)

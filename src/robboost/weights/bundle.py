@@ -69,6 +69,11 @@ class Bundle:
     def gap(self) -> float:
         return self._gap(self.bound)
 
+    @property
+    def proof_passes(self) -> int:
+        """Passes that recomputing loss and bound takes: on a CPU one, since runs of pairs stay in a cache."""
+        return 1 + len(self.proof) if self.problem.device.type == "cuda" else 1
+
     def improve_bound(self, tolerance: float = 1e-9) -> torch.Tensor:
         """Minimises the model made of all cuts: its multipliers are a proof, its minimiser [T] a candidate."""
         model = _minimise_cuts(self._needed(), self.cuts, self.problem.kappa, tolerance=tolerance)

@@ -19,6 +19,7 @@ __all__ = ["cpu_pass"]
 
 # Long runs keep the hardware prefetchers going; widened blocks are shorter, since they are written too.
 _BLOCK_FLOAT, _BLOCK_HALF = 1024, 512
+_RADII = 2**18
 # Sums may be reordered into vector lanes; NaN and infinity keep their meaning.
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -106,7 +107,7 @@ def _pass_float(
         total = 0.0
         for start in range(0, dim, _BLOCK_FLOAT):
             width = min(_BLOCK_FLOAT, dim - start)
-            reached = reach[n * stride_reach + start : n * stride_reach + start + width]
+            reached = reach[(n - first) * stride_reach + start : (n - first) * stride_reach + start + width]
             base = n * strides[1] + start
             total += _block(flat, base, strides[0], width, weights, reached, inverse, mixed, out[n])
             if sizes.shape[0] > 0:
@@ -142,7 +143,7 @@ def _pass_half(
                         h = np.uint32(bits[i])
                         worst = max(worst, h & special)
                         row[i] = ((h & np.uint32(0x7FFF)) << np.uint32(13)) | ((h & np.uint32(0x8000)) << np.uint32(16))
-            reached = reach[n * stride_reach + start : n * stride_reach + start + width]
+            reached = reach[(n - first) * stride_reach + start : (n - first) * stride_reach + start + width]
             total += _block(tile, 0, _BLOCK_HALF, width, weights, reached, inverse, mixed, out[n])
             if sizes.shape[0] > 0:
                 sizes[n] += _magnitude(tile, 0, _BLOCK_HALF, width, members, mixed)
@@ -170,7 +171,9 @@ def cpu_pass(
     number = np.float64 if double else np.float32
     norms, out, sizes = np.zeros(pairs), np.zeros((pairs, members)), np.zeros(pairs if double else 0)
     scale = float(radius) if radius.ndim == 0 else 1.0
-    reach = np.ones(dim, dtype=number) if radius.ndim == 0 else radius.numpy().astype(number).reshape(-1)
+    every = torch.ones(dim, dtype=torch.float64) if radius.ndim == 0 else radius
+    # A radius of each pair's own is brought to the sums' precision a few pairs at a time.
+    step = max(1, _RADII // dim) if radius.ndim == 2 else max(1, pairs)
     # Without smoothing any huge number does for 1 / 0: what it leaves unclipped is below every sum's rounding.
     inverse = number(min(scale / width, 1e38)) if width > 0 else number(1e38)
     # Widened float16 numbers are 2^-112 times their value: an exact power of two, moved to the weights and the sums.
@@ -178,16 +181,19 @@ def cpu_pass(
     mix = (weights.cpu().numpy() * lift).astype(number)
     flat = slopes.as_strided((int(np.dot(np.subtract(slopes.shape, 1), slopes.stride())) + 1,), (1,))
     strides = np.array(slopes.stride()[:2], dtype=np.int64)
-    shared = (strides, dim, mix, reach, dim if radius.ndim == 2 else 0, inverse)
     half = slopes.dtype in (torch.float16, torch.bfloat16)
     numbers = flat.view(torch.int16).numpy().view(np.uint16) if half else flat.numpy()
 
     def run(first: int, last: int) -> None:
         mixed = np.empty(max(_BLOCK_FLOAT, _BLOCK_HALF), dtype=number)
-        if half:
-            _pass_half(numbers, *shared, mixed, norms, out, sizes, first, last, slopes.dtype == torch.bfloat16)
-        else:
-            _pass_float(numbers, *shared, mixed, norms, out, sizes, first, last)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            reach = (every[start:stop] if radius.ndim == 2 else every).numpy().astype(number, copy=False).reshape(-1)
+            shared = (strides, dim, mix, reach, dim if radius.ndim == 2 else 0, inverse, mixed, norms, out, sizes)
+            if half:
+                _pass_half(numbers, *shared, start, stop, slopes.dtype == torch.bfloat16)
+            else:
+                _pass_float(numbers, *shared, start, stop)
 
     if threads == 1:
         run(0, pairs)

@@ -104,7 +104,7 @@ def _search(
     read_at: Cut | None = None
     curvature: Curvature | None = None
     while True:
-        limit = clock.expired(reserve=1) if bundle.cuts else None
+        limit = clock.expired(reserve=bundle.proof_passes) if bundle.cuts else None
         if limit is not None:
             return limit
         if not bundle.cuts:

@@ -13,7 +13,7 @@ import torch
 from robboost.errors import InputError
 from robboost.weights.problem import Norm, WeightProblem
 
-__all__ = ["Pass", "answer", "checked_pass", "evaluate_columns", "fast_pass", "reference_pass"]
+__all__ = ["Pass", "answer", "checked_pass", "euclidean", "evaluate_columns", "fast_pass", "reference_pass"]
 
 # Below this many numbers the reference is done before a compiled kernel has started.
 _WORTH_COMPILING = 500_000
@@ -56,11 +56,18 @@ def answer(mixed: torch.Tensor, width: float, norm: Norm) -> tuple[torch.Tensor,
     if norm == "linf":
         return mixed.abs().sum(1), (mixed / width).clamp(-1.0, 1.0) if width > 0 else mixed.sign()
     if norm == "l2":
-        norms = torch.linalg.vector_norm(mixed, dim=1)
+        norms = euclidean(mixed)
         # The clamp keeps 0 / 0 out; 0 is a valid d there.
         return norms, mixed / norms.clamp(min=max(width, torch.finfo(torch.float64).tiny))[:, None]
     norms, where = mixed.abs().max(dim=1)
     return norms, torch.zeros_like(mixed).scatter_(1, where[:, None], mixed.gather(1, where[:, None]).sign())
+
+
+def euclidean(values: torch.Tensor) -> torch.Tensor:
+    """l_2 norms over the last dimension, of numbers whose squares may be beyond the range of floating point."""
+    largest = values.abs().amax(-1)
+    unit = torch.where(largest > 0, largest, 1.0)
+    return torch.linalg.vector_norm(values / unit[..., None], dim=-1) * unit
 
 
 def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, sized: bool = True) -> Pass:

@@ -165,7 +165,10 @@ def weight_problem(
     if min(held.shape) == 0:
         raise InputError(f"slopes have shape {tuple(held.shape)}: expected at least one member, pair and input")
     held = held.detach().flatten(2)
-    c = weight_tensor(intercepts, "intercepts").detach().to(device=held.device, dtype=torch.float64)
+    c = weight_tensor(intercepts, "intercepts").detach()
+    if c.is_complex():
+        raise InputError(f"intercepts are {c.dtype}: expected real numbers")
+    c = c.to(device=held.device, dtype=torch.float64)
     if c.shape != held.shape[:2]:
         raise InputError(
             f"intercepts have shape {tuple(c.shape)}: expected [members, pairs] = {tuple(held.shape[:2])} as in slopes"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from robboost.errors import InputError
-from robboost.weights.oracle import answer
+from robboost.weights.oracle import answer, euclidean
 from robboost.weights.problem import Array, WeightProblem, weight_tensor
 
 __all__ = ["Elimination", "Screening", "eliminate", "member_margins", "screen", "verified_error"]
@@ -24,7 +24,7 @@ def member_margins(problem: WeightProblem) -> torch.Tensor:
         if problem.norm == "linf":
             norms = columns.abs().sum(2)
         elif problem.norm == "l2":
-            norms = torch.linalg.vector_norm(columns, dim=2)
+            norms = euclidean(columns)
         else:
             norms = columns.abs().amax(2)
         parts.append(norms.T)
@@ -63,6 +63,12 @@ class Elimination:
     def remaining(self) -> torch.Tensor:
         """[n], the pairs that the paper's algorithm is run on."""
         return ~(self.robust | self.hopeless)
+
+    def __str__(self) -> str:
+        n, names = self.robust.numel(), ("robust", "hopeless", "remaining")
+        pairs = ", ".join(f"{name} {int(getattr(self, name).sum()) / n:.2%}" for name in names)
+        examples = f"robust {self.examples_robust:.2%}, hopeless {self.examples_hopeless:.2%}"
+        return f"{n} pairs: {pairs}; examples: {examples}"
 
 
 def eliminate(problem: WeightProblem, example: Array | None = None) -> Elimination:
@@ -136,7 +142,8 @@ def _game(problem: WeightProblem, rounds: int) -> tuple[torch.Tensor, torch.Tens
     columns, c = problem.columns(slice(0, n)), problem.intercepts.T
     a = torch.full((n, members), 1.0 / members, dtype=torch.float64, device=problem.device)
     scale = columns.abs().sum(2).amax(0) + c.abs().amax(1)
-    room = 1e-12 * scale
+    # Rounding of the sums over inputs and members, and of the averaged answers.
+    room = 2.0**-51 * (problem.dim + members + 200) * scale
     found = torch.zeros(n, dtype=torch.bool, device=problem.device)
     refuted = torch.zeros_like(found)
     payoffs: list[torch.Tensor] = []

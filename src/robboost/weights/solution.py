@@ -21,12 +21,12 @@ class SolverSettings:
 
     Attributes:
         gap: relative gap at which `auto` stops, as in `Solution.gap`.
-        max_passes: limit on passes over the slopes, including those of the proof.
+        max_passes: limit on passes over the slopes, including those of the proof (one of each is made in any case).
         max_seconds: limit on wall-clock time; the pass under way and the proof are finished.
         threads: CPU threads of the compiled kernel.
-        eliminate: pairs that are left out first: "none"; "exact", those that cost nothing under any mix (the solution
-            is that of all pairs); "paper", also those that all members or no member certifies (section 4), which makes
-            it another problem: loss, bound and gap are then those of the remaining pairs.
+        eliminate: pairs that are left out first, for one more pass: "none"; "exact", those that cost nothing under any
+            mix (the solution is that of all pairs); "paper", also those that all members or no member certifies
+            (section 4), which makes it another problem: loss, bound and gap are then those of the remaining pairs.
         epochs: `coordinate`: sweeps over the members.
         order: `coordinate`: "random" (the paper's) or "cyclic".
         seed: `coordinate`: seed of the random order.
@@ -79,6 +79,7 @@ class Solution:
         status: "optimal" (gap reached), "pass-limit", "time-limit", "stalled" (no further progress in float64; for
             `coordinate`: the sweeps are done), or "not-optimised" (uniform).
         passes: how often the slopes were read, parts counted as fractions, the proof included.
+        n_pairs: pairs of the problem that was solved; `eliminated` others were left out first (`SolverSettings`).
     """
 
     weights: tuple[float, ...]
@@ -93,6 +94,7 @@ class Solution:
     norm: str
     n_pairs: int
     history: tuple[Progress, ...] = field(default=(), repr=False)
+    eliminated: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """A form of plain numbers, strings and lists."""
@@ -108,6 +110,7 @@ class Solution:
             "kappa": self.kappa,
             "norm": self.norm,
             "n_pairs": self.n_pairs,
+            "eliminated": self.eliminated,
             "history": [vars(step) for step in self.history],
         }
 
@@ -143,6 +146,8 @@ class Solution:
             f"loss {self.objective:.8g} on {self.n_pairs} pairs (kappa {self.kappa:g}, {self.norm}), "
             f"no mix below {self.lower_bound:.8g}: gap {self.gap:.2g}",
         ]
+        if self.eliminated:
+            lines.append(f"{self.eliminated} of {self.n_pairs + self.eliminated} pairs were eliminated first")
         lines += [f"  member {t:>2}  {w:.4f}" for t, w in enumerate(self.weights) if w > 0]
         return "\n".join(lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from robboost.errors import InputError
@@ -56,7 +58,11 @@ def solve(problem: WeightProblem, *, method: str = "auto", settings: SolverSetti
     if limits.eliminate != "none":
         if problem.slopes.is_meta:
             raise InputError(f"eliminate={limits.eliminate!r} needs the slopes in memory: expected 'none' for a stream")
-        problem = _remaining(problem, limits.eliminate)
+        part = _remaining(problem, limits.eliminate)
+        found = solve(part, method=method, settings=replace(limits, eliminate="none"))
+        # Telling the pairs apart took a read of all of them.
+        passes = 1 + found.passes * part.n_pairs / problem.n_pairs
+        return replace(found, passes=passes, eliminated=problem.n_pairs - part.n_pairs)
     if chosen == "auto":
         return solve_auto(problem, limits)
     if chosen == "coordinate":

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import torch
 
 from robboost.errors import InputError
+from robboost.weights.oracle import euclidean
 from robboost.weights.problem import WeightProblem
 
 __all__ = ["Precision", "Stored", "store"]
@@ -75,7 +76,7 @@ def store(problem: WeightProblem, precision: Precision, *, out: torch.Tensor | N
         if problem.norm == "linf":
             error[:, part] = lost.sum(2)
         elif problem.norm == "l2":
-            error[:, part] = torch.linalg.vector_norm(lost, dim=2)
+            error[:, part] = euclidean(lost)
         else:
             error[:, part] = lost.amax(2)
     error *= _ROOM

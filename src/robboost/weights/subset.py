@@ -56,11 +56,11 @@ def best_subset(
 
     A node forces some members in and others out; without the budget, the loss over the members left is a lower bound,
     certified like any other. The search stops when no open node can be better than the best mix found (`proved`) or
-    after `max_nodes` nodes; the bound then is that of the open nodes.
+    after `max_nodes` nodes (once it has found a mix); the bound then is that of the open nodes.
     """
     limits = settings or SolverSettings(gap=1e-4)
     everyone = frozenset(range(problem.n_members))
-    _check(budget, problem.n_members)
+    _check(budget, problem.n_members, max_nodes)
     search = _Search(problem, limits)
     order = itertools.count()
     root = search.solve(everyone)
@@ -69,7 +69,7 @@ def best_subset(
     ]
     best: tuple[float, frozenset[int]] = (float("inf"), frozenset())
     finished: list[float] = []
-    while open_nodes and search.nodes < max_nodes:
+    while open_nodes and (search.nodes < max_nodes or not best[1]):
         bound, _, forced, allowed = heapq.heappop(open_nodes)
         if search.gap(best[0], bound) <= limits.gap:
             finished.append(bound)
@@ -145,7 +145,9 @@ def _rounded(
     return chosen
 
 
-def _check(budget: Budget, members: int) -> None:
+def _check(budget: Budget, members: int, max_nodes: int) -> None:
+    if max_nodes < 1:
+        raise InputError(f"max_nodes={max_nodes}: expected at least 1")
     if budget.members is None and budget.size is None:
         raise InputError("budget is empty: expected members, or size with sizes")
     if budget.members is not None and budget.members < 1:
