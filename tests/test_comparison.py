@@ -1,12 +1,14 @@
 """The table: its invariants, its choices on the fit images alone, its forms."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from small_pools import examples, pool
 
-from robboost import InputError, Threat, certify, compare
+import robboost.mixtures
+from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
 from robboost.comparison import Settings
 
@@ -22,11 +24,30 @@ def result(request):
 
 
 def test_certified_below_attacked_below_clean(result):
-    networks = [row for row in result.rows if row.clean is not None]
-    assert len(networks) >= 6
-    for row in networks:
+    proved = [row for row in result.rows if row.claim == "proved"]
+    assert len(proved) >= 7
+    for row in proved:
         assert row.verified.value >= row.attacked.value >= row.clean.value
-        assert row.targeted <= row.verified.value + 1e-12
+        assert row.size_mb > 0
+        if row.name != "weighted voting":  # which has no margins
+            assert row.targeted <= row.verified.value + 1e-12
+    assert result.row("cascade").attacked.value >= result.row("cascade").clean.value
+
+
+def test_a_wrong_certificate_is_loud(tmp_path, monkeypatch):
+    """Bounds that promise too much: the attack finds out, and says of which row, bounds and mix."""
+    monkeypatch.chdir(tmp_path)
+    real = robboost.mixtures.margin_bounds
+
+    def boastful(*arguments, **keywords):
+        found = real(*arguments, **keywords)
+        return replace(found, intercept=found.intercept + 0.7)
+
+    monkeypatch.setattr(robboost.mixtures, "margin_bounds", boastful)
+    with pytest.raises(SoundnessError, match=r"member wide, bounds crown, weight .*example\(s\) fooled"):
+        compare(POOL, fit=FIT, test=TEST, threat=Threat(0.14, clip=(0, 1)), settings=replace(SETTINGS, bounds="crown"))
+    (points,) = tmp_path.glob("*.npz")
+    assert points.with_suffix(".safetensors").exists()
 
 
 def test_order_between_rows(result):
@@ -71,6 +92,10 @@ def test_forms(result):
     values = json.loads(json.dumps(result.to_dict()))
     assert len(values["rows"]) == len(result.rows)
     assert result.to_pandas().loc["RobBoost", "verified error"] == 100 * result.row("RobBoost").verified.value
+    assert json.loads(result.to_json())["rows"] == values["rows"]
+    arrays = result.to_numpy()
+    assert arrays["overlap"].shape == (3, 3)
+    assert (arrays["margins RobBoost"] > 0).sum() == len(TEST[1]) - result.row("RobBoost").verified.count
     text, page = str(result), result._repr_html_()
     assert "RobBoost against uniform" in text
     assert "member <conv>" in text

@@ -19,16 +19,16 @@ def percent(share: Mapping[str, Any] | None, *, interval: bool = False) -> str:
     return f"{text} [{100 * share['lower']:.2f}, {100 * share['upper']:.2f}]" if interval else text
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """The texts of one row, in the order of COLUMNS."""
+def cells(row: Mapping[str, Any], *, intervals: bool = False) -> list[str]:
+    """The texts of one row, in the order of COLUMNS; with `intervals` every share has its own."""
     targeted = row["targeted_verified_error"]
     return [
         str(row["name"]),
         percent(row["verified_error"], interval=True),
-        percent(row["verified_error_fit"]),
+        percent(row["verified_error_fit"], interval=intervals),
         "-" if targeted is None else f"{100 * targeted:.2f}",
-        percent(row["clean_error"]),
-        percent(row["attack_error"]),
+        percent(row["clean_error"], interval=intervals),
+        percent(row["attack_error"], interval=intervals),
         "-" if row["size_mb"] is None else f"{row['size_mb']:.2f}",
         "-" if row["members"] is None else str(row["members"]),
         str(row["claim"]),
@@ -60,10 +60,10 @@ def comparison_html(result: Mapping[str, Any]) -> str:
     """The table in HTML; every name is escaped."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in COLUMNS)
     body = "".join(
-        f'<tr class="{html.escape(str(row["claim"]).lower())}">'
+        f'<tr class="{_looks(row)}">'
         + "".join(
-            f"<{'th scope=row' if n == 0 else 'td'}>{html.escape(text)}</{'th' if n == 0 else 'td'}>"
-            for n, text in enumerate(cells(row))
+            f"<{'th scope=row' if n == 0 else 'td'}>{_cell(text)}</{'th' if n == 0 else 'td'}>"
+            for n, text in enumerate(cells(row, intervals=True))
         )
         + "</tr>"
         for row in result["rows"]
@@ -72,7 +72,21 @@ def comparison_html(result: Mapping[str, Any]) -> str:
     notes = "".join(
         f"<li>{html.escape(row['name'])}: {html.escape(row['note'])}</li>" for row in result["rows"] if row["note"]
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>{tests}{notes}</ul>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div><ul>{tests}{notes}</ul>'
+
+
+def _looks(row: Mapping[str, Any]) -> str:
+    """A row's class on the page: the claim, or "ours"."""
+    return "ours" if row["name"] == "RobBoost" else html.escape(str(row["claim"]).lower())
+
+
+def _cell(text: str) -> str:
+    """A figure with its interval below it."""
+    value, bracket, interval = text.partition(" [")
+    if not bracket or not interval.endswith("]") or not value.replace(".", "").isdigit():
+        return html.escape(text)
+    return f"{html.escape(value)} <small>[{html.escape(interval)}</small>"
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

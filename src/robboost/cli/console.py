@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,13 +13,17 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
 
+from robboost.data import Dataset
 from robboost.distributed import Processes, joined
 from robboost.errors import InputError
+from robboost.journal import resumable
 from robboost.mixtures import Progress as Tell
 from robboost.observability import resources
+from robboost.store.identity import hash_member
 
-__all__ = ["fail", "progress", "show", "together", "write_text"]
+__all__ = ["check_writable", "fail", "progress", "resumed", "show", "to_json", "together", "write_text"]
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -53,6 +57,21 @@ def progress() -> Iterator[Tell]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield tell
+
+
+@contextmanager
+def resumed(command: str, networks: Sequence[nn.Module], data: Sequence[Dataset], **identity: Any) -> Iterator[None]:
+    """What the block computes is kept until it is done: interrupted, the same command on the same files continues."""
+    known = {
+        "command": command,
+        "networks": [hash_member(network) for network in networks],
+        "data": [images.sha256() for images in data],
+        **identity,
+    }
+    with resumable(known) as journal:
+        if journal.before:
+            sys.stderr.write(f"continuing: {journal.before} parts of an interrupted run are there\n")
+        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from robboost.attacks import AttackSettings
-from robboost.cli.console import check_writable, progress, show, to_json, write_text
+from robboost.cli.console import check_writable, progress, resumed, show, to_json, write_text
 from robboost.cli.ensembles import pool_facts
 from robboost.cli.options import JsonOption
 from robboost.comparison import Settings, compare
@@ -38,7 +38,7 @@ def demo(
     held = load_dataset("mnist-small", split="heldout")
     test = load_dataset("mnist-small", split="test")
     settings = Settings(bounds="ibp+crown-ibp", attack=AttackSettings(steps=20, restarts=1))
-    with progress() as tell:
+    with progress() as tell, resumed("demo", pool.models, [held, test], settings=vars(settings)):
         result = compare(
             pool,
             fit=(held.images, held.labels),

@@ -12,7 +12,7 @@ import typer
 
 from robboost.attacks import AttackSettings, attack
 from robboost.certification import certify
-from robboost.cli.console import check_writable, progress, show, to_json, together, write_text
+from robboost.cli.console import check_writable, progress, resumed, show, to_json, together, write_text
 from robboost.cli.options import (
     ArchitectureOption,
     BoundsOption,
@@ -53,12 +53,21 @@ KappaOption = Annotated[
 ]
 MembersOption = Annotated[int | None, typer.Option("--max-members", help="At most so many members with weight.")]
 MegabytesOption = Annotated[float | None, typer.Option("--max-megabytes", help="At most so many MB of parameters.")]
-
-
+AutoAttackOption = Annotated[
+    str,
+    typer.Option(
+        "--autoattack", help='Then AutoAttack on what still stands: "standard", or parts such as "apgd-ce+square".'
+    ),
+]
 FitDataOption = Annotated[
     str | None, typer.Option("--fit-data", help="Where held-out images come from, if not from --data.")
 ]
 FitLimitOption = Annotated[int | None, typer.Option("--fit-limit", help="Use so many held-out images.")]
+
+_ON_TRAINING_IMAGES = (
+    "robboost: --split train: if the members were trained on these images, the most overfitted of them looks best and"
+    " wins weight that it does not deserve; heldout is the default for that reason\n"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -98,6 +107,8 @@ def fit(
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
     images = open_data(data, found.notes, split, limit)
+    if split == "train":
+        sys.stderr.write(_ON_TRAINING_IMAGES)
     with together() as (processes, tell):
         stored = _stored(store, found, images, threat, processes)
         if stored is None and processes.size > 1:
@@ -105,10 +116,12 @@ def fit(
         engine = bounds if stored is None else stored.method
         estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=engine, max_members=max_members,
                              max_megabytes=max_megabytes)  # fmt: skip
-        if stored is None:
-            fitted = estimator.fit(found, images.images, images.labels, progress=tell)
-        else:
-            fitted = estimator.fit_bounds(found, stored, progress=tell)
+        about = {**estimator.get_params(), "threat": vars(threat), "store": store, "rank": processes.rank}
+        with resumed("fit", found.models, [images], **about, processes=processes.size):
+            if stored is None:
+                fitted = estimator.fit(found, images.images, images.labels, progress=tell)
+            else:
+                fitted = estimator.fit_bounds(found, stored, progress=tell)
     if processes.rank > 0:
         return
     notes = {
@@ -155,11 +168,13 @@ def certify_command(
     images = open_data(data, notes, split, limit)
     with together() as (processes, tell):
         network.to(processes.device)
-        certificate = shared_examples(
-            processes,
-            (images.images, images.labels),
-            lambda x, y: certify(network, x, y, threat, method=bounds, progress=tell),
-        )
+        about = {"threat": vars(threat), "bounds": bounds, "rank": processes.rank, "processes": processes.size}
+        with resumed("certify", [network], [images], **about):
+            certificate = shared_examples(
+                processes,
+                (images.images, images.labels),
+                lambda x, y: certify(network, x, y, threat, method=bounds, progress=tell),
+            )
     if processes.rank == 0:
         show(certificate, as_json)
 
@@ -176,6 +191,7 @@ def attack_command(
     restarts: RestartsOption = 2,
     targets: Annotated[str, typer.Option("--targets", help="untargeted, targeted or both.")] = "untargeted",
     seed: Annotated[int, typer.Option("--seed", help="Of the random starts.")] = 0,
+    autoattack: AutoAttackOption = "",
     out: Annotated[Path | None, typer.Option("--out", help="Save the adversarial images as .npz.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
@@ -186,21 +202,24 @@ def attack_command(
     set_threads(threads)
     if out is not None:
         check_writable(out)
-    settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed)  # type: ignore[arg-type]
+    settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed,  # type: ignore[arg-type]
+                              autoattack=autoattack)  # fmt: skip
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    with together() as (processes, _):
+    with together() as (processes, tell):
         network.to(processes.device)
         # A batch for each process, at least.
         settings = replace(settings, batch_size=min(settings.batch_size, -(-len(images) // processes.size)))
-        result = shared_examples(
-            processes,
-            (images.images, images.labels),
-            lambda x, y: attack(network, x, y, threat, settings=settings),
-            multiple=settings.batch_size,
-        )
+        about = {"threat": vars(threat), "settings": vars(settings), "rank": processes.rank}
+        with resumed("attack", [network], [images], **about, processes=processes.size):
+            result = shared_examples(
+                processes,
+                (images.images, images.labels),
+                lambda x, y: attack(network, x, y, threat, settings=settings, progress=tell),
+                multiple=settings.batch_size,
+            )
     if processes.rank > 0:
         return
     if out is not None:
@@ -223,6 +242,7 @@ def compare_command(
     max_megabytes: MegabytesOption = None,
     steps: StepsOption = 40,
     restarts: RestartsOption = 2,
+    autoattack: AutoAttackOption = "",
     save: Annotated[Path | None, typer.Option("--save", help="Also write the result as JSON.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Also write report.html and figures there.")] = None,
     architecture: ArchitectureOption = None,
@@ -246,9 +266,10 @@ def compare_command(
     settings = Settings(
         bounds=bounds,
         robboost={"kappa": _kappa(kappa), "max_members": max_members, "max_megabytes": max_megabytes},
-        attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts),
+        attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts, autoattack=autoattack),
     )
-    with progress() as tell:
+    about = {"threat": vars(threat), "settings": vars(settings), "report": report is not None}
+    with progress() as tell, resumed("compare", found.models, [held, test], **about):
         result = compare(
             found,
             fit=(held.images, held.labels),
@@ -258,8 +279,8 @@ def compare_command(
             progress=tell,
         )
         if report is not None:
-            about = pool_facts(found, held, test)
-            page = write_report(result, found, (test.images, test.labels), report, about=about, progress=tell)
+            facts = pool_facts(found, held, test)
+            page = write_report(result, found, (test.images, test.labels), report, about=facts, progress=tell)
             sys.stderr.write(f"report: {page}\n")
     if save is not None:
         write_text(save, to_json(result.to_dict()))
@@ -279,6 +300,7 @@ def report_command(
     bounds: BoundsOption = "tightest",
     steps: StepsOption = 40,
     restarts: RestartsOption = 2,
+    autoattack: AutoAttackOption = "",
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
     threads: ThreadsOption = None,
@@ -287,15 +309,16 @@ def report_command(
     """The comparison, and one HTML page with its figures."""
     compare_command(
         pool, data=data, limit=limit, fit_data=fit_data, fit_limit=fit_limit, eps=eps, norm=norm, clip=clip,
-        bounds=bounds, steps=steps, restarts=restarts, report=out, architecture=architecture, input_shape=input_shape,
-        threads=threads, as_json=as_json,
+        bounds=bounds, steps=steps, restarts=restarts, autoattack=autoattack, report=out, architecture=architecture,
+        input_shape=input_shape, threads=threads, as_json=as_json,
     )  # fmt: skip
 
 
 def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:
     """What a report says of files and data: names and hashes."""
     return {
-        "members": {member.name: member.sha256 for member in pool.members},
+        "members (sha256)": {member.name: member.sha256 for member in pool.members},
+        "seeds of training": {member.name: member.seed for member in pool.members if member.seed is not None},
         "fit data": f"{held!r}, sha256 {held.sha256()}",
         "test data": f"{test!r}, sha256 {test.sha256()}",
     }
