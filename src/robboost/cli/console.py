@@ -7,9 +7,11 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -75,9 +77,11 @@ def resumed(command: str, networks: Sequence[nn.Module], data: Sequence[Dataset]
 
 
 @contextmanager
-def together() -> Iterator[tuple[Processes, Tell | None]]:
-    """The processes of the job, one without torchrun; the first shows progress for all."""
+def together(alone: torch.device | None = None) -> Iterator[tuple[Processes, Tell | None]]:
+    """The processes of the job, one without torchrun (on the device `alone`); the first shows progress for all."""
     with joined() as processes:
+        if processes.size == 1 and alone is not None:
+            processes = replace(processes, device=alone)
         if processes.rank > 0:
             yield processes, None
             return

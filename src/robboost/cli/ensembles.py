@@ -18,6 +18,7 @@ from robboost.cli.options import (
     BoundsOption,
     ClipOption,
     DataOption,
+    DeviceOption,
     EpsOption,
     JsonOption,
     LimitOption,
@@ -27,6 +28,7 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
+    open_device,
     open_model,
     open_pool,
     open_threat,
@@ -96,11 +98,13 @@ def fit(
     ] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the weights with the best certificate and save the ensemble as one file."""
     set_threads(threads)
+    place = open_device(device)
     check_writable(out)
     if out.suffix != ".safetensors":
         raise InputError(f"--out {out}: expected a name that ends in .safetensors")
@@ -109,7 +113,7 @@ def fit(
     images = open_data(data, found.notes, split, limit)
     if split == "train":
         sys.stderr.write(_ON_TRAINING_IMAGES)
-    with together() as (processes, tell):
+    with together() as (processes, tell):  # bounds in a store are read by the CPU, or by the GPUs of torchrun
         stored = _stored(store, found, images, threat, processes)
         if stored is None and processes.size > 1:
             raise InputError(f"{processes.size} processes without --store: expected bounds that they can share")
@@ -119,6 +123,7 @@ def fit(
         about = {**estimator.get_params(), "threat": vars(threat), "store": store, "rank": processes.rank}
         with resumed("fit", found.models, [images], **about, processes=processes.size):
             if stored is None:
+                to_device(found, place)
                 fitted = estimator.fit(found, images.images, images.labels, progress=tell)
             else:
                 fitted = estimator.fit_bounds(found, stored, progress=tell)
@@ -129,7 +134,7 @@ def fit(
         "threat": {"eps": threat.eps, "norm": threat.norm, "clip": None if threat.clip is None else list(threat.clip)},
         "fit": fitted.to_dict(),
     }
-    save_model(fitted.ensemble, out, notes, input_shape=images.input_shape)
+    save_model(fitted.ensemble.cpu(), out, notes, input_shape=images.input_shape)
     show(fitted, as_json)
     if not as_json:
         typer.echo(f"saved         {out}")
@@ -157,16 +162,18 @@ def certify_command(
     bounds: BoundsOption = "tightest",
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove robustness image by image, for a network or an ensemble."""
     set_threads(threads)
+    place = open_device(device)
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    with together() as (processes, tell):
+    with together(place) as (processes, tell):
         network.to(processes.device)
         about = {"threat": vars(threat), "bounds": bounds, "rank": processes.rank, "processes": processes.size}
         with resumed("certify", [network], [images], **about):
@@ -195,11 +202,13 @@ def attack_command(
     out: Annotated[Path | None, typer.Option("--out", help="Save the adversarial images as .npz.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try to fool a network or an ensemble by projected gradient descent."""
     set_threads(threads)
+    place = open_device(device)
     if out is not None:
         check_writable(out)
     settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed,  # type: ignore[arg-type]
@@ -208,7 +217,7 @@ def attack_command(
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    with together() as (processes, tell):
+    with together(place) as (processes, tell):
         network.to(processes.device)
         # A batch for each process, at least.
         settings = replace(settings, batch_size=min(settings.batch_size, -(-len(images) // processes.size)))
@@ -247,11 +256,13 @@ def compare_command(
     report: Annotated[Path | None, typer.Option("--report", help="Also write report.html and figures there.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Best single network, uniform average, RobBoost, voting, cascade and oracles in one table."""
     set_threads(threads)
+    place = open_device(device)
     for target in (save, None if report is None else report / "report.html"):
         if target is not None:
             check_writable(target)
@@ -269,6 +280,7 @@ def compare_command(
         attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts, autoattack=autoattack),
     )
     about = {"threat": vars(threat), "settings": vars(settings), "report": report is not None}
+    to_device(found, place)
     with progress() as tell, resumed("compare", found.models, [held, test], **about):
         result = compare(
             found,
@@ -303,6 +315,7 @@ def report_command(
     autoattack: AutoAttackOption = "",
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -310,8 +323,14 @@ def report_command(
     compare_command(
         pool, data=data, limit=limit, fit_data=fit_data, fit_limit=fit_limit, eps=eps, norm=norm, clip=clip,
         bounds=bounds, steps=steps, restarts=restarts, autoattack=autoattack, report=out, architecture=architecture,
-        input_shape=input_shape, threads=threads, as_json=as_json,
+        input_shape=input_shape, device=device, threads=threads, as_json=as_json,
     )  # fmt: skip
+
+
+def to_device(pool: Pool, device: torch.device) -> None:
+    """Moves the members."""
+    for member in pool.models:
+        member.to(device)
 
 
 def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _slopes(comparison: Comparison, members: Mapping[str, torch.nn.Module], x: T
     seen = "+".join(part for part in method.split("+") if part != "ibp") or method
     bounds: PoolBounds = pool_bounds(list(members.values()), x, y, threat, method=seen)
     target = int(bounds.mix(comparison.mixes["RobBoost"]).lower[0].argmin())
-    found = bounds.slopes[:, 0, target].to(torch.float64)
+    found = bounds.slopes[:, 0, target].to(device="cpu", dtype=torch.float64)
     shape = x.shape[1:]
     scales = comparison.fitted.scales
     return Slopes(
