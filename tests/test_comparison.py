@@ -11,13 +11,14 @@ import robboost.mixtures
 from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
 from robboost.comparison import Settings
+from robboost.models import demo_pool
 
 POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
 FIT, TEST = examples(45, seed=21), examples(50, seed=22)
 SETTINGS = Settings(bounds="ibp+crown", attack=AttackSettings(steps=10, restarts=1))
 
 
-@pytest.fixture(scope="module", params=[("linf", 0.14), ("l2", 0.8)], ids=["linf", "l2"])
+@pytest.fixture(scope="module", params=[("linf", 0.14), ("l2", 0.8), ("l1", 1.5)], ids=["linf", "l2", "l1"])
 def result(request):
     norm, eps = request.param
     return compare(POOL, fit=FIT, test=TEST, threat=Threat(eps, norm, (0, 1)), settings=SETTINGS)
@@ -99,10 +100,22 @@ def test_forms(result):
     text, page = str(result), result._repr_html_()
     assert "RobBoost against uniform" in text
     assert "member <conv>" in text
+    assert f"  {100 * float(result.overlap[0, 2]):.1f}" in text.splitlines()[-3]
     assert "&lt;conv&gt;" in page
     assert "<conv>" not in page
     with pytest.raises(InputError, match="row 'x'"):
         result.row("x")
+
+
+def test_invariants_on_the_pool_that_ships_with_the_package():
+    held, test = (robboost.load_dataset("mnist-small", split=split).take(24) for split in ("heldout", "test"))
+    settings = Settings("ibp", attack=AttackSettings(4, 1), cascade=False)
+    result = compare(demo_pool(), fit=(held.images, held.labels), test=(test.images, test.labels),
+                     threat=Threat(0.1, clip=(0, 1)), settings=settings)  # fmt: skip
+    networks = [row for row in result.rows if row.claim == "proved"]
+    assert len(networks) == 10
+    for row in networks:
+        assert row.verified.value >= row.attacked.value >= row.clean.value, row.name
 
 
 def test_without_attack_and_cascade():

@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["COLUMNS", "cells", "comparison_html", "comparison_text", "percent", "test_sentence"]
 
+# Wider tables of overlaps than this are left to the report.
+_MOST_NAMES = 16
 COLUMNS = ("", "verified % test", "verified % fit", "targeted %", "clean %", "attack %", "MB", "members", "claim")
 
 
@@ -53,7 +55,20 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     tests = [test_sentence(name, test) for name, test in result["tests"].items()]
     origin = result["provenance"]
     head = f"{origin['threat']}, {origin['test images']} test images, weights fitted on {origin['fit images']}"
-    return "\n".join([head, *lines, *tests, *notes])
+    return "\n".join([head, *lines, *tests, *notes, *_overlap_lines(result)])
+
+
+def _overlap_lines(result: Mapping[str, Any]) -> list[str]:
+    """Percent of the test images that two members both certify: where all agree, no weights can help."""
+    names, overlap = result["names"], result["overlap"]
+    if not 2 <= len(names) <= _MOST_NAMES:
+        return []
+    short = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
+    width = max(6, *map(len, short))
+    lines = [f"{name:<{width}}" + "".join(f"  {100 * share:{width}.1f}" for share in row)
+             for name, row in zip(short, overlap, strict=True)]  # fmt: skip
+    head = " " * width + "".join(f"  {name:>{width}}" for name in short)
+    return ["certified by both members, % of test images:", head, *lines]
 
 
 def comparison_html(result: Mapping[str, Any]) -> str:
