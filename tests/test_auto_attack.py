@@ -13,6 +13,7 @@ from robboost import Ensemble, InputError, Threat, attack, certify
 from robboost.attacks import AttackSettings
 from robboost.auto_attack import auto_attack, auto_attack_parts
 
+POOL = pool()
 X, Y = examples(6, seed=3)
 WEAK = AttackSettings(steps=1, restarts=1, step=1e-3)
 
@@ -30,7 +31,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.25), ("l2", 1.2), ("l1", 5.0)])
 def test_finds_more_and_stays_in_the_set(norm, eps):
-    ensemble = Ensemble(pool(), [0.5, 0.3, 0.2])
+    ensemble = Ensemble(POOL, [0.5, 0.3, 0.2])
     threat = Threat(eps, norm, (0, 1))
     state, tracer = torch.random.get_rng_state(), sys.gettrace()
     weak = attack(ensemble, X, Y, threat, settings=WEAK)
@@ -46,14 +47,14 @@ def test_finds_more_and_stays_in_the_set(norm, eps):
 def test_square_needs_no_gradient():
     threat = Threat(0.3, clip=(0, 1))
     settings = AttackSettings(steps=2, restarts=1)
-    blind = attack(Masked(pool()[0]), X[:6], Y[:6], threat, settings=settings)
-    seen = attack(Masked(pool()[0]), X[:6], Y[:6], threat, settings=AttackSettings(2, 1, autoattack="square"))
+    blind = attack(Masked(POOL[0]), X[:6], Y[:6], threat, settings=settings)
+    seen = attack(Masked(POOL[0]), X[:6], Y[:6], threat, settings=AttackSettings(2, 1, autoattack="square"))
     assert seen.success.sum() > blind.success.sum()
 
 
 def test_certified_examples_withstand_it():
     threat = Threat(0.1, clip=(0, 1))
-    ensemble = Ensemble(pool(), [0.5, 0.3, 0.2])
+    ensemble = Ensemble(POOL, [0.5, 0.3, 0.2])
     certificate = certify(ensemble, X, Y, threat, method="ibp+crown")
     assert certificate.certified.any()
     found = attack(ensemble, X, Y, threat, settings=AttackSettings(1, 1, autoattack="apgd-ce+fab"),
@@ -67,19 +68,19 @@ def test_parts():
     assert auto_attack_parts("fab + square") == ("fab", "square")
     with pytest.raises(InputError, match="autoattack='luck'"):
         AttackSettings(autoattack="luck")
-    assert torch.equal(auto_attack(pool()[0], X, Y, Threat(0.0, clip=(0, 1)), "apgd-ce", seed=0), X)
+    assert torch.equal(auto_attack(POOL[0], X, Y, Threat(0.0, clip=(0, 1)), "apgd-ce", seed=0), X)
 
 
 def test_what_it_cannot_do_is_refused(monkeypatch):
     settings = AttackSettings(1, 1, autoattack="apgd-t")
     with pytest.raises(InputError, match="clip=None"):
-        attack(pool()[0], X, Y, Threat(0.1), settings=settings)
+        attack(POOL[0], X, Y, Threat(0.1), settings=settings)
     flat = nn.Linear(4, 3)
     with pytest.raises(InputError, match=r"expected \[C, H, W\]"):
         attack(flat, np.zeros((2, 4), np.float32), np.array([0, 1]), Threat(0.1, clip=(0, 1)), settings=settings)
     with pytest.raises(InputError, match="works with 3 classes"):
-        attack(pool()[0], X, Y, Threat(0.01, clip=(0, 1)), settings=settings)
+        attack(POOL[0], X, Y, Threat(0.01, clip=(0, 1)), settings=settings)
     assert logging.getLogger("auto-attack").level == logging.NOTSET
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     with pytest.raises(InputError, match="pip install"):
-        attack(pool()[0], X, Y, Threat(0.1, clip=(0, 1)), settings=settings)
+        attack(POOL[0], X, Y, Threat(0.1, clip=(0, 1)), settings=settings)

@@ -163,6 +163,7 @@ def test_result_forms():
     values = json.loads(result.to_json())
     assert values["verified_error"]["value"] == result.verified_error
     assert result.to_pandas()["certified"].tolist() == result.certified.tolist()
+    assert result.to_numpy()["margins"].shape == (len(Y), 2)
     assert "verified error" in str(result)
     assert result._repr_html_().startswith("<pre>")
 

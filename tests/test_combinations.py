@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from robboost import InputError, Threat, margin_bounds
-from robboost.combinations import Cascade, all_certify, some_certify, vote_certified
+from robboost.combinations import Cascade, all_certify, some_certify, vote_certified, vote_verdicts
 
 
 def brute_force(margins, correct, y, weights, classes):
@@ -50,6 +50,18 @@ def test_a_tied_vote_and_a_wrong_member():
         vote_certified(margins, right, y, torch.tensor([1.5, -0.5]))
     with pytest.raises(InputError, match="margins"):
         vote_certified(margins[0], right, y, torch.tensor([0.5, 0.5]))
+
+
+def test_vote_verdicts_by_hand():
+    # Two of three say class 0 where x > 0; a point at -0.5 turns two of them, and 0.6 > 0.4 keeps the vote.
+    members = [Steps(1.0, 0.0), Steps(1.0, 0.0), Steps(1.0, -9.0)]
+    x, y, points = torch.tensor([[0.2], [-3.0]]), torch.tensor([0, 0]), [torch.tensor([[-0.5], [-3.0]])]
+    for weights, attacked in (([0.3, 0.3, 0.4], [True, True]), ([0.2, 0.2, 0.6], [False, False])):
+        found = vote_verdicts(members, torch.tensor(weights), x, y, points)
+        assert found.clean.tolist() == [False, sum(weights[:2]) > 0.5]
+        assert found.attacked.tolist() == attacked
+    tie = vote_verdicts([Steps(1.0, 0.0), Steps(-1.0, 0.0)], torch.tensor([0.5, 0.5]), x, y, [])
+    assert tie.clean.all()  # a tie is no answer
 
 
 def test_oracles():

@@ -1,32 +1,54 @@
 """The table: its invariants, its choices on the fit images alone, its forms."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from small_pools import examples, pool
 
-from robboost import InputError, Threat, certify, compare
+import robboost.mixtures
+from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
 from robboost.comparison import Settings
+from robboost.models import demo_pool
 
 POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
 FIT, TEST = examples(45, seed=21), examples(50, seed=22)
 SETTINGS = Settings(bounds="ibp+crown", attack=AttackSettings(steps=10, restarts=1))
 
 
-@pytest.fixture(scope="module", params=[("linf", 0.14), ("l2", 0.8)], ids=["linf", "l2"])
+@pytest.fixture(scope="module", params=[("linf", 0.14), ("l2", 0.8), ("l1", 1.5)], ids=["linf", "l2", "l1"])
 def result(request):
     norm, eps = request.param
     return compare(POOL, fit=FIT, test=TEST, threat=Threat(eps, norm, (0, 1)), settings=SETTINGS)
 
 
 def test_certified_below_attacked_below_clean(result):
-    networks = [row for row in result.rows if row.clean is not None]
-    assert len(networks) >= 6
-    for row in networks:
+    proved = [row for row in result.rows if row.claim == "proved"]
+    assert len(proved) >= 7
+    for row in proved:
         assert row.verified.value >= row.attacked.value >= row.clean.value
-        assert row.targeted <= row.verified.value + 1e-12
+        assert row.size_mb > 0
+        if row.name != "weighted voting":  # which has no margins
+            assert row.targeted <= row.verified.value + 1e-12
+    assert result.row("cascade").attacked.value >= result.row("cascade").clean.value
+
+
+def test_a_wrong_certificate_is_loud(tmp_path, monkeypatch):
+    """Bounds that promise too much: the attack finds out, and says of which row, bounds and mix."""
+    monkeypatch.chdir(tmp_path)
+    real = robboost.mixtures.margin_bounds
+
+    def boastful(*arguments, **keywords):
+        found = real(*arguments, **keywords)
+        return replace(found, intercept=found.intercept + 0.7)
+
+    monkeypatch.setattr(robboost.mixtures, "margin_bounds", boastful)
+    with pytest.raises(SoundnessError, match=r"member wide, bounds crown, weight .*example\(s\) fooled"):
+        compare(POOL, fit=FIT, test=TEST, threat=Threat(0.14, clip=(0, 1)), settings=replace(SETTINGS, bounds="crown"))
+    (points,) = tmp_path.glob("*.npz")
+    assert points.with_suffix(".safetensors").exists()
 
 
 def test_order_between_rows(result):
@@ -71,13 +93,29 @@ def test_forms(result):
     values = json.loads(json.dumps(result.to_dict()))
     assert len(values["rows"]) == len(result.rows)
     assert result.to_pandas().loc["RobBoost", "verified error"] == 100 * result.row("RobBoost").verified.value
+    assert json.loads(result.to_json())["rows"] == values["rows"]
+    arrays = result.to_numpy()
+    assert arrays["overlap"].shape == (3, 3)
+    assert (arrays["margins RobBoost"] > 0).sum() == len(TEST[1]) - result.row("RobBoost").verified.count
     text, page = str(result), result._repr_html_()
     assert "RobBoost against uniform" in text
     assert "member <conv>" in text
+    assert f"  {100 * float(result.overlap[0, 2]):.1f}" in text.splitlines()[-3]
     assert "&lt;conv&gt;" in page
     assert "<conv>" not in page
     with pytest.raises(InputError, match="row 'x'"):
         result.row("x")
+
+
+def test_invariants_on_the_pool_that_ships_with_the_package():
+    held, test = (robboost.load_dataset("mnist-small", split=split).take(24) for split in ("heldout", "test"))
+    settings = Settings("ibp", attack=AttackSettings(4, 1), cascade=False)
+    result = compare(demo_pool(), fit=(held.images, held.labels), test=(test.images, test.labels),
+                     threat=Threat(0.1, clip=(0, 1)), settings=settings)  # fmt: skip
+    networks = [row for row in result.rows if row.claim == "proved"]
+    assert len(networks) == 10
+    for row in networks:
+        assert row.verified.value >= row.attacked.value >= row.clean.value, row.name
 
 
 def test_without_attack_and_cascade():

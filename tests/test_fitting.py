@@ -1,11 +1,13 @@
 """RobBoost.fit: never worse than best and uniform where it chooses, limits, protocol, bad input."""
 
+import json
+
 import pytest
 import torch
 from small_pools import examples, pool
 from torch import nn
 
-from robboost import InputError, RobBoost, Threat, certify
+from robboost import InputError, RobBoost, Threat, certify, margin_bounds
 from robboost.mixtures import pool_bounds
 
 POOL = pool()
@@ -27,6 +29,26 @@ def test_fit_returns_self_with_a_proved_optimum():
     assert fitted.solution.gap <= 1e-6
     assert (fitted.scales > 0).all()
     assert certify(fitted.ensemble, X, Y, THREAT, method="crown").verified_error <= 1
+
+
+def test_forms(bounds):
+    fitted = RobBoost(THREAT, bounds="crown")
+    assert fitted.bounds == "crown"
+    fitted.fit_bounds(dict(zip("ab<", POOL, strict=True)), bounds)
+    assert fitted.bounds is fitted.bounds_ is bounds
+    assert fitted.get_params()["bounds"] == "crown"
+    assert RobBoost(**fitted.get_params()).get_params() == fitted.get_params()
+    assert json.loads(fitted.to_json())["weights"] == fitted.to_numpy()["weights"].tolist()
+    assert fitted.to_pandas().loc["b", "weight"] == fitted.weights[1].item()
+    assert "&lt;" in fitted._repr_html_()
+    solution = fitted.solution
+    assert solution.to_pandas()["weight"].tolist() == list(solution.weights)
+    assert solution.to_numpy()["passes"].tolist() == [step.passes for step in solution.history]
+    assert solution._repr_html_().startswith("<pre>")
+    found = margin_bounds(POOL[0], X[:4], Y[:4], THREAT, method="crown")
+    assert found.to_numpy()["slope"].shape == (4, 2, 1, 6, 6)
+    assert "margins of 4 images against 2 targets each, crown, float32, within the box" in str(found)
+    assert found._repr_html_().startswith("<pre>")
 
 
 def test_never_worse_on_the_validation_part(bounds):

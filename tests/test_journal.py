@@ -13,6 +13,7 @@ from robboost.attacks import AttackSettings
 from robboost.comparison import Settings
 from robboost.journal import remembered, resumable
 
+POOL = pool()
 IDENTITY = {"command": "test", "data": "abc"}
 
 
@@ -105,7 +106,7 @@ def test_a_comparison_goes_on_and_is_the_same(tmp_path, monkeypatch):
     """Cut off at every margin bound in turn: the bounds before it are not computed again."""
     fit, test = examples(12, 51), examples(12, 52)
     settings = Settings("ibp", attack=AttackSettings(3, 1), cascade=True)
-    plain = compare(pool(), fit=fit, test=test, threat=Threat(0.1), settings=settings)
+    plain = compare(POOL, fit=fit, test=test, threat=Threat(0.1), settings=settings)
     real, counted = mixtures.margin_bounds, []
     limit = [0]
 
@@ -125,7 +126,7 @@ def test_a_comparison_goes_on_and_is_the_same(tmp_path, monkeypatch):
             limit[0] = 100
         try:
             with resumable(IDENTITY, folder=tmp_path):
-                done = compare(pool(), fit=fit, test=test, threat=Threat(0.1), settings=settings)
+                done = compare(POOL, fit=fit, test=test, threat=Threat(0.1), settings=settings)
         except KeyboardInterrupt:
             assert tries < 8
     assert tries > 2

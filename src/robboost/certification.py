@@ -87,6 +87,11 @@ class Certificate:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The tensors as arrays, by name."""
+        tensors = {"margins": self.margins, "certified": self.certified, "correct": self.correct}
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
     def to_pandas(self) -> Any:
         """One row an example: certified, correct, lowest margin (needs pandas)."""
         import pandas as pd

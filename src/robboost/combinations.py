@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from robboost.errors import InputError
+from robboost.inputs import in_float64
 from robboost.mixtures import pool_bounds
 from robboost.threat import Threat
 
-__all__ = ["Cascade", "all_certify", "some_certify", "vote_certified"]
+__all__ = ["Cascade", "Verdicts", "all_certify", "some_certify", "vote_certified", "vote_verdicts"]
 
 
 def vote_certified(margins: Tensor, correct: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -42,6 +47,46 @@ def vote_certified(margins: Tensor, correct: Tensor, labels: Tensor, weights: Te
     against = torch.einsum("t,tnj->nj", a, (~positive).to(torch.float64))
     # Sums of weights that are equal on paper may differ by rounding: that is a tie.
     return (for_y[:, None] > against + 1e-12).all(1)
+
+
+class Verdicts(NamedTuple):
+    """Wrong at the examples themselves, and wrong there or at one of the points tried: [N] each."""
+
+    clean: Tensor
+    attacked: Tensor
+
+
+def vote_verdicts(
+    pool: Sequence[nn.Module], weights: Tensor, x: Tensor, labels: Tensor, points: Sequence[Tensor]
+) -> Verdicts:
+    """Where the weighted vote is wrong, at x [N, *input] and at the given points of the threat sets, in float64.
+
+    The vote is no differentiable function: the points are those that fooled its members. A tie is wrong.
+    """
+    judges = [in_float64(member) for member in pool]
+
+    def answer(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            said = torch.stack([functional.one_hot(*_class_of(judge(images.to(torch.float64)))) for judge in judges])
+        votes = torch.einsum("t,tnc->nc", weights.to(device=x.device, dtype=torch.float64), said.to(torch.float64))
+        top = votes.topk(2, dim=1)
+        return torch.where(top.values[:, 0] > top.values[:, 1] + 1e-12, top.indices[:, 0], -1)
+
+    return _verdicts(answer, x, labels, points)
+
+
+def _class_of(logits: Tensor) -> tuple[Tensor, int]:
+    return logits.argmax(1), logits.shape[1]
+
+
+def _verdicts(answer: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, points: Sequence[Tensor]) -> Verdicts:
+    clean = answer(x) != labels
+    attacked = clean.clone()
+    for part in points:
+        index = (~attacked).nonzero()[:, 0]
+        if len(index):
+            attacked[index] = answer(part[index]) != labels[index]
+    return Verdicts(clean, attacked)
 
 
 def some_certify(certified: Tensor) -> Tensor:
@@ -100,12 +145,10 @@ class Cascade:
         answer, stage = self.answer(x)
         return (stage >= 0) & (answer == labels)
 
-    def fooled(self, x: Tensor, labels: Tensor, points: Tensor) -> Tensor:
-        """Examples called certified whose class differs at the given points [K, N, *input] of their threat sets."""
-        claimed = self.certified(x, labels)
-        broken = torch.zeros_like(claimed)
-        index = claimed.nonzero()[:, 0]
-        for part in points:
-            if len(index):
-                broken[index] |= self.answer(part[index])[0] != labels[index]
-        return broken
+    def verdicts(self, x: Tensor, labels: Tensor, points: Sequence[Tensor]) -> Verdicts:
+        """Where the cascade is wrong, at x [N, *input] and at the given points of the threat sets."""
+        return _verdicts(lambda images: self.answer(images.to(x.dtype))[0], x, labels, points)
+
+    def fooled(self, x: Tensor, labels: Tensor, points: Sequence[Tensor]) -> Tensor:
+        """Examples called certified whose class differs at one of the given points [K][N, *input] of their sets."""
+        return self.certified(x, labels) & self.verdicts(x, labels, points).attacked

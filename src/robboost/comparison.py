@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 
 import robboost
 from robboost.attacks import Attacked, AttackSettings, attack
-from robboost.combinations import Cascade, all_certify, some_certify, vote_certified
-from robboost.errors import InputError
+from robboost.combinations import Cascade
+from robboost.errors import InputError, SoundnessError
 from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
 from robboost.intervals import PairedTest, Share, paired_test
 from robboost.mixtures import Members, PoolBounds, Progress, Proof, named, pool_bounds, prove
 from robboost.models import Ensemble
-from robboost.models.architectures import float32_bytes
+from robboost.rows import Row, cascade_row, network_rows, oracle_rows, vote_row
 from robboost.selection import Limits, Selection
 from robboost.tables import comparison_html, comparison_text
 from robboost.threat import Threat
@@ -46,43 +47,6 @@ class Settings:
     robboost: Mapping[str, Any] = field(default_factory=dict)
     attack: AttackSettings | None = field(default_factory=AttackSettings)
     cascade: bool = True
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to classify. `claim` is "proved", "UNSOUND" (a figure without a proof) or "oracle" (no network).
-
-    Errors are shares of the examples; None where the question makes no sense or was not asked.
-    """
-
-    name: str
-    claim: str
-    verified_fit: Share | None
-    verified: Share
-    targeted: float | None = None
-    clean: Share | None = None
-    attacked: Share | None = None
-    size_mb: float | None = None
-    members: int | None = None
-    note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text."""
-        shares = {
-            "verified_error_fit": self.verified_fit,
-            "verified_error": self.verified,
-            "clean_error": self.clean,
-            "attack_error": self.attacked,
-        }
-        return {
-            "name": self.name,
-            "claim": self.claim,
-            **{name: None if share is None else share.to_dict() for name, share in shares.items()},
-            "targeted_verified_error": self.targeted,
-            "size_mb": self.size_mb,
-            "members": self.members,
-            "note": self.note,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +90,20 @@ class Comparison:
             "robboost": self.fitted.to_dict(),
             "provenance": dict(self.provenance),
         }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Arrays by name: overlap, weights, scales, and the lowest margins of every network, "margins NAME"."""
+        tensors = {
+            "overlap": self.overlap,
+            "weights": self.fitted.weights,
+            "scales": self.fitted.scales,
+            **{f"margins {name}": margins for name, margins in self.margins.items()},
+        }
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
     def to_pandas(self) -> Any:
         """One row a way to classify, errors in percent (needs pandas)."""
@@ -198,16 +176,17 @@ def compare(
     )
     count = len(members)
     best = int(on_fit.certified[:count].sum(1).argmax())
-    rows = _network_rows(mixes, members, on_fit, on_test)
+    rows = network_rows(mixes, members, on_fit, on_test)
     attacks = _attack_rows(rows, mixes, members, (x, y), threat, settings, on_test, progress)
     rows = [replace(row, attacked=attacks[row.name].share) if row.name in attacks else row for row in rows]
     top = replace(rows[best], note="chosen on the fit images", name=f"best single ({fitted.names[best]})")
-    others = _vote_row(fitted, on_fit, on_test, (y_fit, y), count)
+    points = [attacks[name].adversarial for name in mixes if name in attacks]
+    others = [vote_row(fitted, members, on_fit, on_test, (y_fit, y), (x, points))]
     if settings.cascade:
         order = on_fit.certified[:count].sum(1).argsort(descending=True).tolist()
-        points = [attacks[name].adversarial for name in mixes if name in attacks][:count]
-        others.append(_cascade_row(networks, order, (x_fit, y_fit), (x, y), threat, settings.bounds, points))
-    others += _oracle_rows(on_fit, on_test, count)
+        cascade = Cascade([networks[t] for t in order], threat, method=settings.bounds)
+        others.append(cascade_row(cascade, (x_fit, y_fit), (x, y), points[:count]))
+    others += oracle_rows(on_fit, on_test, count)
     failures = {name: ~on_test.certified[n] for n, name in enumerate(mixes)}
     tests = {
         "RobBoost against best single": paired_test(failures["RobBoost"], ~on_test.certified[best]),
@@ -222,7 +201,7 @@ def compare(
         fitted=fitted,
         mixes=mixes,
         margins={name: on_test.margins[n].amin(1) for n, name in enumerate(mixes)},
-        provenance=_provenance(threat, settings, (len(x_fit), len(x)), on_test.rechecked, reason),
+        provenance=_provenance(threat, settings, (len(x_fit), len(x)), on_test.rechecked, (reason, str(x.device))),
     )
 
 
@@ -254,28 +233,6 @@ def _mixes(fitted: RobBoost, faithful: Solution | None) -> dict[str, Tensor]:
     return rows
 
 
-def _network_rows(
-    mixes: Mapping[str, Tensor], members: Mapping[str, nn.Module], on_fit: Proof, on_test: Proof
-) -> list[Row]:
-    sizes = torch.tensor([float32_bytes(member) / 1e6 for member in members.values()], dtype=torch.float64)
-    rows = []
-    for n, (name, mix) in enumerate(mixes.items()):
-        used = mix > 0
-        rows.append(
-            Row(
-                name=name,
-                claim="proved",
-                verified_fit=_errors(on_fit.certified[n]),
-                verified=_errors(on_test.certified[n]),
-                targeted=1 - float((on_test.margins[n] > 0).double().mean()),
-                clean=_errors(on_test.correct[n]),
-                size_mb=float(sizes[used].sum()),
-                members=int(used.sum()),
-            )
-        )
-    return rows
-
-
 def _attack_rows(
     rows: list[Row],
     mixes: Mapping[str, Tensor],
@@ -293,63 +250,24 @@ def _attack_rows(
     for n, row in enumerate(rows):
         mix = mixes[row.name]
         network = Ensemble(list(members.values()), mix / mix.sum(), names=list(members)).pruned()
-        found[row.name] = attack(network, *test, threat, settings=settings.attack, certified=on_test.certified[n])
-        if progress is not None:
-            progress("attack", n + 1, len(rows))
+        try:
+            found[row.name] = attack(
+                network, *test, threat, settings=settings.attack, certified=on_test.certified[n],
+                progress=_rows_done(progress, n, len(rows)),
+            )  # fmt: skip
+        except SoundnessError as error:
+            raise SoundnessError(
+                f"{row.name}, bounds {settings.bounds}, weight / scale {mix.tolist()}: {error}"
+            ) from None
     return found
 
 
-def _vote_row(fitted: RobBoost, on_fit: Proof, on_test: Proof, labels: tuple[Tensor, Tensor], count: int) -> list[Row]:
-    share = on_fit.certified[:count].double().mean(1).clamp(1e-3, 1 - 1e-3)
-    candidates = {
-        "equal weights": torch.full((count,), 1 / count, dtype=torch.float64),
-        "RobBoost's weights": fitted.weights,
-        "log odds of being certified": (share / (1 - share)).log().clamp(min=0),
-    }
-    verdicts = {
-        name: vote_certified(on_fit.margins[:count], on_fit.correct[:count], labels[0], weights)
-        for name, weights in candidates.items()
-    }
-    best = max(verdicts, key=lambda name: int(verdicts[name].sum()))
-    certified = vote_certified(on_test.margins[:count], on_test.correct[:count], labels[1], candidates[best])
-    used = int((candidates[best] > 0).sum())
-    return [Row("weighted voting", "proved", _errors(verdicts[best]), _errors(certified), members=used, note=best)]
-
-
-def _cascade_row(
-    networks: list[nn.Module],
-    order: list[int],
-    fit: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    threat: Threat,
-    method: str,
-    points: list[Tensor],
-) -> Row:
-    cascade = Cascade([networks[t] for t in order], threat, method=method)
-    x, y = test
-    claimed = cascade.certified(x, y)
-    note = "no proof: the attacker chooses which member answers"
-    if points:
-        broken = int(cascade.fooled(x, y, torch.stack(points).to(x.dtype)).sum())
-        note = f"{broken} of its {int(claimed.sum())} 'certified' images fooled by attacks on single members"
-    fit_claimed = cascade.certified(*fit)
-    return Row("cascade", "UNSOUND", _errors(fit_claimed), _errors(claimed), members=len(order), note=note)
-
-
-def _oracle_rows(on_fit: Proof, on_test: Proof, count: int) -> list[Row]:
-    return [
-        Row(
-            name, "oracle", _errors(rule(on_fit.certified[:count])), _errors(rule(on_test.certified[:count])), note=note
-        )
-        for name, rule, note in (
-            ("some member certifies", some_certify, "headroom: no network is known to reach it"),
-            ("all members certify", all_certify, "what the members agree on"),
-        )
-    ]
-
-
-def _errors(good: Tensor) -> Share:
-    return Share(int((~good).sum()), len(good))
+def _rows_done(progress: Progress | None, row: int, rows: int) -> Progress | None:
+    """One count of images over all rows."""
+    if progress is None:
+        return None
+    tell = progress
+    return lambda what, done, total: tell(what, row * total + done, rows * total)
 
 
 def _say(progress: Progress | None, part: str) -> Progress | None:
@@ -360,12 +278,14 @@ def _say(progress: Progress | None, part: str) -> Progress | None:
 
 
 def _provenance(
-    threat: Threat, settings: Settings, counts: tuple[int, int], rechecked: int, reason: str
+    threat: Threat, settings: Settings, counts: tuple[int, int], rechecked: int, about: tuple[str, str]
 ) -> dict[str, Any]:
+    reason, device = about
     return {
         "robboost": robboost.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, bounds on {device}",
         "threat": str(threat),
         "box": "used by the bounds" if threat.box_used else "not used by the bounds",
         "bounds": settings.bounds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,8 @@ class RobBoost:
         solution: of the solver, with objective, lower bound and gap, for `kappa_` on all fit images.
         kappa_: the margin chosen.
         candidates: what was considered, with verified errors on the validation part; chosen: the one taken.
-        bounds_: the members' bounds on the fit images.
+        bounds, bounds_: the members' bounds on the fit images (`bounds` is the method's name until then, and again in
+            `get_params`).
         notes: what a user should know, such as a scale that fell back.
     """
 
@@ -79,9 +81,18 @@ class RobBoost:
         self.threat = threat
         self.kappa = kappa
         self.method = method
-        self.bounds = bounds
+        self._bounds_method = bounds
         self.max_members = max_members
         self.max_megabytes = max_megabytes
+
+    @property
+    def bounds(self) -> str | PoolBounds | StoredBounds:
+        """After `fit` the members' bounds on the fit images, before it the name of their method."""
+        return self.bounds_ if hasattr(self, "bounds_") else self._bounds_method
+
+    @bounds.setter
+    def bounds(self, method: str) -> None:
+        self._bounds_method = method
 
     def fit(
         self,
@@ -102,7 +113,9 @@ class RobBoost:
         self._check()
         members = named(pool)
         images, labels = check_pool(list(members.values()), x, y, list(members))
-        found = pool_bounds(list(members.values()), images, labels, self.threat, method=self.bounds, progress=progress)
+        found = pool_bounds(
+            list(members.values()), images, labels, self.threat, method=self._bounds_method, progress=progress
+        )
         return self.fit_bounds(members, found, progress=progress)
 
     def fit_bounds(
@@ -150,7 +163,7 @@ class RobBoost:
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments (scikit-learn's protocol)."""
         del deep
-        return {name: getattr(self, name) for name in _PARAMETERS}
+        return {name: self._bounds_method if name == "bounds" else getattr(self, name) for name in _PARAMETERS}
 
     def set_params(self, **parameters: Any) -> RobBoost:
         """Changes constructor arguments (scikit-learn's protocol)."""
@@ -178,6 +191,20 @@ class RobBoost:
             "size_mb": self.ensemble.size_mb,
             "notes": list(self.notes),
         }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Weights and scales as arrays [T]."""
+        return {"weights": self.weights.numpy(), "scales": self.scales.numpy()}
+
+    def to_pandas(self) -> Any:
+        """One row a member: weight and scale (needs pandas)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_numpy(), index=pd.Index(self.names, name="member"))
 
     def __repr__(self) -> str:
         parameters = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items() if name != "threat")

@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["COLUMNS", "cells", "comparison_html", "comparison_text", "percent", "test_sentence"]
 
+# Wider tables of overlaps than this are left to the report.
+_MOST_NAMES = 16
 COLUMNS = ("", "verified % test", "verified % fit", "targeted %", "clean %", "attack %", "MB", "members", "claim")
 
 
@@ -19,16 +21,16 @@ def percent(share: Mapping[str, Any] | None, *, interval: bool = False) -> str:
     return f"{text} [{100 * share['lower']:.2f}, {100 * share['upper']:.2f}]" if interval else text
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """The texts of one row, in the order of COLUMNS."""
+def cells(row: Mapping[str, Any], *, intervals: bool = False) -> list[str]:
+    """The texts of one row, in the order of COLUMNS; with `intervals` every share has its own."""
     targeted = row["targeted_verified_error"]
     return [
         str(row["name"]),
         percent(row["verified_error"], interval=True),
-        percent(row["verified_error_fit"]),
+        percent(row["verified_error_fit"], interval=intervals),
         "-" if targeted is None else f"{100 * targeted:.2f}",
-        percent(row["clean_error"]),
-        percent(row["attack_error"]),
+        percent(row["clean_error"], interval=intervals),
+        percent(row["attack_error"], interval=intervals),
         "-" if row["size_mb"] is None else f"{row['size_mb']:.2f}",
         "-" if row["members"] is None else str(row["members"]),
         str(row["claim"]),
@@ -53,17 +55,30 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     tests = [test_sentence(name, test) for name, test in result["tests"].items()]
     origin = result["provenance"]
     head = f"{origin['threat']}, {origin['test images']} test images, weights fitted on {origin['fit images']}"
-    return "\n".join([head, *lines, *tests, *notes])
+    return "\n".join([head, *lines, *tests, *notes, *_overlap_lines(result)])
+
+
+def _overlap_lines(result: Mapping[str, Any]) -> list[str]:
+    """Percent of the test images that two members both certify: where all agree, no weights can help."""
+    names, overlap = result["names"], result["overlap"]
+    if not 2 <= len(names) <= _MOST_NAMES:
+        return []
+    short = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
+    width = max(6, *map(len, short))
+    lines = [f"{name:<{width}}" + "".join(f"  {100 * share:{width}.1f}" for share in row)
+             for name, row in zip(short, overlap, strict=True)]  # fmt: skip
+    head = " " * width + "".join(f"  {name:>{width}}" for name in short)
+    return ["certified by both members, % of test images:", head, *lines]
 
 
 def comparison_html(result: Mapping[str, Any]) -> str:
     """The table in HTML; every name is escaped."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in COLUMNS)
     body = "".join(
-        f'<tr class="{html.escape(str(row["claim"]).lower())}">'
+        f'<tr class="{_looks(row)}">'
         + "".join(
-            f"<{'th scope=row' if n == 0 else 'td'}>{html.escape(text)}</{'th' if n == 0 else 'td'}>"
-            for n, text in enumerate(cells(row))
+            f"<{'th scope=row' if n == 0 else 'td'}>{_cell(text)}</{'th' if n == 0 else 'td'}>"
+            for n, text in enumerate(cells(row, intervals=True))
         )
         + "</tr>"
         for row in result["rows"]
@@ -72,7 +87,21 @@ def comparison_html(result: Mapping[str, Any]) -> str:
     notes = "".join(
         f"<li>{html.escape(row['name'])}: {html.escape(row['note'])}</li>" for row in result["rows"] if row["note"]
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>{tests}{notes}</ul>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div><ul>{tests}{notes}</ul>'
+
+
+def _looks(row: Mapping[str, Any]) -> str:
+    """A row's class on the page: the claim, or "ours"."""
+    return "ours" if row["name"] == "RobBoost" else html.escape(str(row["claim"]).lower())
+
+
+def _cell(text: str) -> str:
+    """A figure with its interval below it."""
+    value, bracket, interval = text.partition(" [")
+    if not bracket or not interval.endswith("]") or not value.replace(".", "").isdigit():
+        return html.escape(text)
+    return f"{html.escape(value)} <small>[{html.escape(interval)}</small>"
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +66,23 @@ class MarginBounds:
     box_used: bool
     winner: Tensor | None = None
     parts: tuple[str, ...] = ()
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Slope, intercept and lower as arrays, without their graph."""
+        tensors = {"slope": self.slope, "intercept": self.intercept, "lower": self.lower}
+        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+    def __str__(self) -> str:
+        images, targets = self.lower.shape
+        positive = int((self.lower > 0).all(1).sum())
+        box = "within the box" if self.box_used else "without a box"
+        return (
+            f"margins of {images} images against {targets} targets each, {self.method}, {self.precision}, {box}:"
+            f" all above zero for {positive}, lowest {float(self.lower.min()) if images else float('nan'):.4g}"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def margin_bounds(

@@ -32,7 +32,7 @@ for part in (demo, training, boosting, stores, ensembles, exports, reproduction,
 
 # "Wrong usage" of click; some versions of typer carry a click of their own, so it is reached through typer.
 _USAGE: type[Exception] = typer.BadParameter.__mro__[1]
-_INTERRUPTED = "interrupted: the same command continues from what is saved, where it saves"
+_INTERRUPTED = "interrupted: the same command, given again, continues where it stopped"
 
 
 def _version(wanted: bool) -> None:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
 
+from robboost.data import Dataset
 from robboost.distributed import Processes, joined
 from robboost.errors import InputError
+from robboost.journal import resumable
 from robboost.mixtures import Progress as Tell
 from robboost.observability import resources
+from robboost.store.identity import hash_member
 
-__all__ = ["fail", "progress", "show", "together", "write_text"]
+__all__ = ["check_writable", "fail", "progress", "resumed", "show", "to_json", "together", "write_text"]
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -56,9 +62,26 @@ def progress() -> Iterator[Tell]:
 
 
 @contextmanager
-def together() -> Iterator[tuple[Processes, Tell | None]]:
-    """The processes of the job, one without torchrun; the first shows progress for all."""
+def resumed(command: str, networks: Sequence[nn.Module], data: Sequence[Dataset], **identity: Any) -> Iterator[None]:
+    """What the block computes is kept until it is done: interrupted, the same command on the same files continues."""
+    known = {
+        "command": command,
+        "networks": [hash_member(network) for network in networks],
+        "data": [images.sha256() for images in data],
+        **identity,
+    }
+    with resumable(known) as journal:
+        if journal.before:
+            sys.stderr.write(f"continuing: {journal.before} parts of an interrupted run are there\n")
+        yield
+
+
+@contextmanager
+def together(alone: torch.device | None = None) -> Iterator[tuple[Processes, Tell | None]]:
+    """The processes of the job, one without torchrun (on the device `alone`); the first shows progress for all."""
     with joined() as processes:
+        if processes.size == 1 and alone is not None:
+            processes = replace(processes, device=alone)
         if processes.rank > 0:
             yield processes, None
             return

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from robboost.attacks import AttackSettings
-from robboost.cli.console import check_writable, progress, show, to_json, write_text
-from robboost.cli.ensembles import pool_facts
-from robboost.cli.options import JsonOption
+from robboost.cli.console import check_writable, progress, resumed, show, to_json, write_text
+from robboost.cli.ensembles import pool_facts, to_device
+from robboost.cli.options import DeviceOption, JsonOption, open_device
 from robboost.comparison import Settings, compare
 from robboost.data import load_dataset
 from robboost.models import demo_pool, save_model
@@ -29,16 +29,18 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the ensemble, the report and the figures.")] = Path(
         "robboost-demo"
     ),
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit, certify, attack, compare and report, with five small networks on a part of MNIST (all embedded)."""
     check_writable(out / "report.html")
     pool = demo_pool()
+    to_device(pool, open_device(device))
     threat = Threat(0.1, clip=(0.0, 1.0))
     held = load_dataset("mnist-small", split="heldout")
     test = load_dataset("mnist-small", split="test")
     settings = Settings(bounds="ibp+crown-ibp", attack=AttackSettings(steps=20, restarts=1))
-    with progress() as tell:
+    with progress() as tell, resumed("demo", pool.models, [held, test], settings=vars(settings)):
         result = compare(
             pool,
             fit=(held.images, held.labels),
@@ -51,7 +53,7 @@ def demo(
             result, pool, (test.images, test.labels), out, about=pool_facts(pool, held, test), progress=tell
         )
     write_text(out / "comparison.json", to_json(result.to_dict()))
-    save_model(result.fitted.ensemble, out / "ensemble.safetensors", {"fit": result.fitted.to_dict()},
+    save_model(result.fitted.ensemble.cpu(), out / "ensemble.safetensors", {"fit": result.fitted.to_dict()},
                input_shape=test.input_shape)  # fmt: skip
     show(result, as_json)
     if not as_json:

@@ -13,12 +13,13 @@ import typer
 
 from robboost.attacks import AttackSettings, attack
 from robboost.certification import certify
-from robboost.cli.console import check_writable, progress, show, to_json, together, write_text
+from robboost.cli.console import check_writable, progress, resumed, show, to_json, together, write_text
 from robboost.cli.options import (
     ArchitectureOption,
     BoundsOption,
     ClipOption,
     DataOption,
+    DeviceOption,
     EpsOption,
     JsonOption,
     LimitOption,
@@ -28,6 +29,7 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
+    open_device,
     open_model,
     open_pool,
     open_threat,
@@ -60,10 +62,21 @@ ChosenBoundsOption = Annotated[
         "--bounds", help='ibp, crown, tightest, "ibp+crown", ...  [default: those of a shipped pool, or tightest]'
     ),
 ]
+AutoAttackOption = Annotated[
+    str,
+    typer.Option(
+        "--autoattack", help='Then AutoAttack on what still stands: "standard", or parts such as "apgd-ce+square".'
+    ),
+]
 FitDataOption = Annotated[
     str | None, typer.Option("--fit-data", help="Where held-out images come from, if not from --data.")
 ]
 FitLimitOption = Annotated[int | None, typer.Option("--fit-limit", help="Use so many held-out images.")]
+
+_ON_TRAINING_IMAGES = (
+    "robboost: --split train: if the members were trained on these images, the most overfitted of them looks best and"
+    " wins weight that it does not deserve; heldout is the default for that reason\n"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -92,28 +105,35 @@ def fit(
     ] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the weights with the best certificate and save the ensemble as one file."""
     set_threads(threads)
+    place = open_device(device)
     check_writable(out)
     if out.suffix != ".safetensors":
         raise InputError(f"--out {out}: expected a name that ends in .safetensors")
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
     images = open_data(data, found.notes, split, limit)
-    with together() as (processes, tell):
+    if split == "train":
+        sys.stderr.write(_ON_TRAINING_IMAGES)
+    with together() as (processes, tell):  # bounds in a store are read by the CPU, or by the GPUs of torchrun
         stored = _stored(store, found, images, threat, processes)
         if stored is None and processes.size > 1:
             raise InputError(f"{processes.size} processes without --store: expected bounds that they can share")
         engine = bounds if stored is None else stored.method
         estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=engine, max_members=max_members,
                              max_megabytes=max_megabytes)  # fmt: skip
-        if stored is None:
-            fitted = estimator.fit(found, images.images, images.labels, progress=tell)
-        else:
-            fitted = estimator.fit_bounds(found, stored, progress=tell)
+        about = {**estimator.get_params(), "threat": vars(threat), "store": store, "rank": processes.rank}
+        with resumed("fit", found.models, [images], **about, processes=processes.size):
+            if stored is None:
+                to_device(found, place)
+                fitted = estimator.fit(found, images.images, images.labels, progress=tell)
+            else:
+                fitted = estimator.fit_bounds(found, stored, progress=tell)
     if processes.rank > 0:
         return
     notes = {
@@ -121,7 +141,7 @@ def fit(
         "threat": {"eps": threat.eps, "norm": threat.norm, "clip": None if threat.clip is None else list(threat.clip)},
         "fit": fitted.to_dict(),
     }
-    save_model(fitted.ensemble, out, notes, input_shape=images.input_shape)
+    save_model(fitted.ensemble.cpu(), out, notes, input_shape=images.input_shape)
     show(fitted, as_json)
     if not as_json:
         typer.echo(f"saved         {out}")
@@ -149,23 +169,27 @@ def certify_command(
     bounds: ChosenBoundsOption = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove robustness image by image, for a network or an ensemble."""
     set_threads(threads)
+    place = open_device(device)
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     method = bounds or str(notes.get("bounds", "tightest"))
     images = open_data(data, notes, split, limit)
-    with together() as (processes, tell):
+    with together(place) as (processes, tell):
         network.to(processes.device)
-        certificate = shared_examples(
-            processes,
-            (images.images, images.labels),
-            lambda x, y: certify(network, x, y, threat, method=method, progress=tell),
-        )
+        about = {"threat": vars(threat), "bounds": method, "rank": processes.rank, "processes": processes.size}
+        with resumed("certify", [network], [images], **about):
+            certificate = shared_examples(
+                processes,
+                (images.images, images.labels),
+                lambda x, y: certify(network, x, y, threat, method=method, progress=tell),
+            )
     if processes.rank > 0:
         return
     published = notes.get("published")
@@ -187,31 +211,37 @@ def attack_command(
     restarts: RestartsOption = 2,
     targets: Annotated[str, typer.Option("--targets", help="untargeted, targeted or both.")] = "untargeted",
     seed: Annotated[int, typer.Option("--seed", help="Of the random starts.")] = 0,
+    autoattack: AutoAttackOption = "",
     out: Annotated[Path | None, typer.Option("--out", help="Save the adversarial images as .npz.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try to fool a network or an ensemble by projected gradient descent."""
     set_threads(threads)
+    place = open_device(device)
     if out is not None:
         check_writable(out)
-    settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed)  # type: ignore[arg-type]
+    settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed,  # type: ignore[arg-type]
+                              autoattack=autoattack)  # fmt: skip
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
     images = open_data(data, notes, split, limit)
-    with together() as (processes, _):
+    with together(place) as (processes, tell):
         network.to(processes.device)
         # A batch for each process, at least.
         settings = replace(settings, batch_size=min(settings.batch_size, -(-len(images) // processes.size)))
-        result = shared_examples(
-            processes,
-            (images.images, images.labels),
-            lambda x, y: attack(network, x, y, threat, settings=settings),
-            multiple=settings.batch_size,
-        )
+        about = {"threat": vars(threat), "settings": vars(settings), "rank": processes.rank}
+        with resumed("attack", [network], [images], **about, processes=processes.size):
+            result = shared_examples(
+                processes,
+                (images.images, images.labels),
+                lambda x, y: attack(network, x, y, threat, settings=settings, progress=tell),
+                multiple=settings.batch_size,
+            )
     if processes.rank > 0:
         return
     if out is not None:
@@ -234,15 +264,18 @@ def compare_command(
     max_megabytes: MegabytesOption = None,
     steps: StepsOption = 40,
     restarts: RestartsOption = 2,
+    autoattack: AutoAttackOption = "",
     save: Annotated[Path | None, typer.Option("--save", help="Also write the result as JSON.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Also write report.html and figures there.")] = None,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Best single network, uniform average, RobBoost, voting, cascade and oracles in one table."""
     set_threads(threads)
+    place = open_device(device)
     for target in (save, None if report is None else report / "report.html"):
         if target is not None:
             check_writable(target)
@@ -257,9 +290,11 @@ def compare_command(
     settings = Settings(
         bounds=bounds,
         robboost={"kappa": _kappa(kappa), "max_members": max_members, "max_megabytes": max_megabytes},
-        attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts),
+        attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts, autoattack=autoattack),
     )
-    with progress() as tell:
+    about = {"threat": vars(threat), "settings": vars(settings), "report": report is not None}
+    to_device(found, place)
+    with progress() as tell, resumed("compare", found.models, [held, test], **about):
         result = compare(
             found,
             fit=(held.images, held.labels),
@@ -269,8 +304,8 @@ def compare_command(
             progress=tell,
         )
         if report is not None:
-            about = pool_facts(found, held, test)
-            page = write_report(result, found, (test.images, test.labels), report, about=about, progress=tell)
+            facts = pool_facts(found, held, test)
+            page = write_report(result, found, (test.images, test.labels), report, about=facts, progress=tell)
             sys.stderr.write(f"report: {page}\n")
     if save is not None:
         write_text(save, to_json(result.to_dict()))
@@ -290,23 +325,32 @@ def report_command(
     bounds: BoundsOption = "tightest",
     steps: StepsOption = 40,
     restarts: RestartsOption = 2,
+    autoattack: AutoAttackOption = "",
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The comparison, and one HTML page with its figures."""
     compare_command(
         pool, data=data, limit=limit, fit_data=fit_data, fit_limit=fit_limit, eps=eps, norm=norm, clip=clip,
-        bounds=bounds, steps=steps, restarts=restarts, report=out, architecture=architecture, input_shape=input_shape,
-        threads=threads, as_json=as_json,
+        bounds=bounds, steps=steps, restarts=restarts, autoattack=autoattack, report=out, architecture=architecture,
+        input_shape=input_shape, device=device, threads=threads, as_json=as_json,
     )  # fmt: skip
+
+
+def to_device(pool: Pool, device: torch.device) -> None:
+    """Moves the members."""
+    for member in pool.models:
+        member.to(device)
 
 
 def pool_facts(pool: Pool, held: Dataset, test: Dataset) -> dict[str, Any]:
     """What a report says of files and data: names and hashes."""
     return {
-        "members": {member.name: member.sha256 for member in pool.members},
+        "members (sha256)": {member.name: member.sha256 for member in pool.members},
+        "seeds of training": {member.name: member.seed for member in pool.members if member.seed is not None},
         "fit data": f"{held!r}, sha256 {held.sha256()}",
         "test data": f"{test!r}, sha256 {test.sha256()}",
     }

@@ -41,6 +41,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="CPU threads (small networks often run best on one).")
 ]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...  [default: a GPU if there is one]")]
 ArchitectureOption = Annotated[
     str | None,
     typer.Option("--architecture", help="For files that do not describe themselves: a name or a structure text."),
@@ -97,6 +98,17 @@ def open_threat(eps: str | None, norm: str | None, clip: str, notes: Mapping[str
         raise InputError("--eps is missing and the pool states no threat: expected a radius such as 0.1 or 8/255")
     box = None if clip.lower() == "none" else _numbers(clip, "--clip", float)
     return Threat(radius, norm or str(stated.get("norm", "linf")), box)
+
+
+def open_device(name: str | None) -> torch.device:
+    """The device named, or a GPU if there is one."""
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(chosen)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"--device {chosen}: {str(error).splitlines()[0]}; expected cpu, cuda or cuda:N") from None
+    return device
 
 
 def set_threads(threads: int | None) -> None:

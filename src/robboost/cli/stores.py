@@ -13,6 +13,7 @@ from robboost.cli.options import (
     BoundsOption,
     ClipOption,
     DataOption,
+    DeviceOption,
     EpsOption,
     JsonOption,
     LimitOption,
@@ -20,6 +21,7 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
+    open_device,
     open_pool,
     open_threat,
     set_threads,
@@ -62,6 +64,7 @@ def bounds(
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Remove the lock of a dead writer (URLs).")] = False,
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +73,7 @@ def bounds(
     Interrupted or killed, the same command continues. Under torchrun the processes share the work.
     """
     set_threads(threads)
+    place = open_device(device)
     if not store:
         raise InputError("--store is missing: expected a folder or a URL for the bounds")
     if break_lock:
@@ -92,7 +96,7 @@ def bounds(
         memory=_bytes(memory),
         screening=settled_pairs(threat.norm) if screen == "settled" else None,
     )
-    with together() as (processes, tell):
+    with together(place) as (processes, tell):
         members = [member.to(processes.device) for member in found.models]
         filled = fill_store(
             store,

@@ -70,7 +70,8 @@ def _page(
 ) -> str:
     result = comparison.to_dict()
     sections = "".join(
-        f'<figure id="{name}"><h2>{escape(texts[name][0])}</h2>{_labelled(svg, texts[name][0])}'
+        f'<figure id="{name}"><h2>{escape(texts[name][0])}</h2>'
+        f'<div class="picture">{_labelled(svg, texts[name][0])}</div>'
         f"<figcaption>{escape(texts[name][1])}</figcaption></figure>"
         for name, svg in pictures.items()
     )
@@ -82,7 +83,7 @@ def _page(
         f"<style>{files('robboost.report').joinpath('page.css').read_text(encoding='utf-8')}</style></head><body><main>"
         f"<header><h1>RobBoost report</h1>{_headline(result)}</header>"
         f"{_cards(result)}"
-        f'<section id="comparison"><h2>The comparison</h2><div class="scroll">{comparison_html(result)}</div>{_LEGEND}'
+        f'<section id="comparison"><h2>The comparison</h2>{comparison_html(result)}{_LEGEND}'
         "</section>"
         f'<div class="figures">{sections}</div>'
         f"{_candidates(result)}{_provenance(origin)}"
@@ -156,8 +157,16 @@ def _candidates(result: Mapping[str, Any]) -> str:
 
 
 def _provenance(origin: Mapping[str, Any]) -> str:
-    body = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(_text(value))}</dd>" for name, value in origin.items())
+    body = "".join(f"<dt>{escape(str(name))}</dt><dd>{_fact(value)}</dd>" for name, value in origin.items())
     return f"<details open><summary>How this was made</summary><dl>{body}</dl></details>"
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return (
+            "<ul>" + "".join(f"<li>{escape(f'{name}: {_text(part)}')}</li>" for name, part in value.items()) + "</ul>"
+        )
+    return escape(_text(value))
 
 
 def _text(value: Any) -> str:

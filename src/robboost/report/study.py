@@ -117,7 +117,7 @@ def _sweep(
     networks = list(named(members).values())
     for step, eps in enumerate(scaled, start=1):
         proof = prove(networks, x, y, Threat(eps, threat.norm, threat.clip), list(chosen.values()),
-                      method=comparison.fitted.bounds)  # fmt: skip
+                      method=comparison.fitted.bounds_.method)  # fmt: skip
         for row, name in enumerate(chosen):
             if step == 1:
                 shares[name].append(float(proof.correct[row].double().mean()))
@@ -128,12 +128,12 @@ def _sweep(
 
 
 def _slopes(comparison: Comparison, members: Mapping[str, torch.nn.Module], x: Tensor, y: Tensor) -> Slopes:
-    threat, method = comparison.fitted.threat, comparison.fitted.bounds
+    threat, method = comparison.fitted.threat, comparison.fitted.bounds_.method
     # The slopes of intervals are zero: where backward bounds are among the methods, they are what there is to see.
     seen = "+".join(part for part in method.split("+") if part != "ibp") or method
     bounds: PoolBounds = pool_bounds(list(members.values()), x, y, threat, method=seen)
     target = int(bounds.mix(comparison.mixes["RobBoost"]).lower[0].argmin())
-    found = bounds.slopes[:, 0, target].to(torch.float64)
+    found = bounds.slopes[:, 0, target].to(device="cpu", dtype=torch.float64)
     shape = x.shape[1:]
     scales = comparison.fitted.scales
     return Slopes(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from robboost.errors import InputError
 
@@ -63,6 +66,9 @@ class Progress:
     seconds: float
     objective: float
     lower_bound: float
+
+
+_STEP = tuple(Progress.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,20 @@ class Solution:
             lines.append(f"{self.eliminated} of {self.n_pairs + self.eliminated} pairs were eliminated first")
         lines += [f"  member {t:>2}  {w:.4f}" for t, w in enumerate(self.weights) if w > 0]
         return "\n".join(lines)
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Weights [T], and the history as columns, by name."""
+        columns = {name: np.array([getattr(step, name) for step in self.history]) for name in _STEP}
+        return {"weights": np.array(self.weights), **columns}
+
+    def to_pandas(self) -> Any:
+        """One row a member: its weight (needs pandas)."""
+        import pandas as pd
+
+        return pd.DataFrame({"weight": self.weights}, index=pd.RangeIndex(len(self.weights), name="member"))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def relative_gap(objective: float, lower_bound: float, scale: float) -> float:
