@@ -44,6 +44,7 @@ def figure1(request: Request, progress: Progress | None) -> dict[str, Any]:
         "natural",
         _ADVERSARIAL_EPS,
         epochs=request.epochs or _EPOCHS,
+        batch=min(256, len(data)),
         init="default",
         name="natural",
         pool="figure1",
