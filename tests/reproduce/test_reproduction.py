@@ -19,6 +19,7 @@ from robboost.reproduce import COMMANDS, reproduce
 from robboost.reproduce.__main__ import main as module_main
 from robboost.reproduce.page import SECTIONS
 from robboost.reproduce.paper import MAIN
+from robboost.reproduce.summaries import unpacked
 from robboost.training import TrainConfig, load_pool
 from robboost.training.boosting import boost
 from robboost.training.boosting_config import BoostConfig
@@ -190,13 +191,18 @@ def test_figure_2(boosted, tmp_path):
 def test_figure_2_beside_the_fitted_pool(boosted, tmp_path):
     folder, _ = boosted
     test = load_dataset("mnist-small", split="test").take(40)
-    results = {"test": {"sha256": test.sha256()}, "certified": {"RobBoost": "ff" * 5}}
+    results = {"test": {"sha256": test.sha256()}, "certified": {"RobBoost": "0f" * 5}}
     (tmp_path / "mnist-0.3").mkdir()
     (tmp_path / "mnist-0.3" / "results.json").write_text(json.dumps(results))
     request = quick(tmp_path, data="mnist-small", limit=40, out=tmp_path)
     values = reproduce("figure2", [folder / "boost-mnist-0.3"], request).values["runs"]["boost-mnist-0.3"]
-    assert values["fitted_pool"]["count"] == 40
-    assert values["tests"]["chosen against the fitted pool"]["only_first_fails"] == 0
+    assert values["fitted_pool"]["count"] == 20
+    failed = ~unpacked("0f" * 5, 40)
+    mine = unpacked(values["failed"], 40)
+    assert int(mine.sum()) == values["verified"][values["chosen"] - 1]["count"]
+    test = values["tests"]["chosen against the fitted pool"]
+    assert test["only_first_fails"] == int((mine & ~failed).sum())
+    assert test["only_second_fails"] == int((failed & ~mine).sum())
 
 
 def test_figure_3(pools, tmp_path):
@@ -226,15 +232,27 @@ def test_the_page(pools, tmp_path):
     page.write_text((DOCS / "results.md").read_text())
     results = tmp_path / "results"
     reproduce("figure3", [], quick(pools, settings=("mnist-0.3",), out=results))
+    share = {"count": 3, "total": 10, "value": 0.3, "lower": 0.1, "upper": 0.6}
+    run = {
+        "kind": "alone",
+        "chosen": "fitted",
+        "threat": "linf 0.3",
+        "bounds": "ibp",
+        "test_images": 10,
+        "test": [{"name": "fitted", "members": 2, "size_mb": 1.0, "verified_error": share, "clean_error": share}],
+        "paired": {"average": {"only_first_fails": 1, "only_second_fails": 4, "p_value": 0.375}},
+    }
+    (results / "boost-mnist-0.3-alone.json").write_text(json.dumps(run))
     found = reproduce("page", [page], quick(pools, out=None)).values["sections"]
     assert set(found) == set(SECTIONS)
-    assert {name for name, there in found.items() if there} == {"table2", "zoo", "figure3"}
+    assert {name for name, there in found.items() if there} == {"table2", "zoo", "figure3", "boosting"}
     text = page.read_text()
     figures = json.loads((pools / "mnist-0.3" / "results.json").read_text())
     error = f"{100 * figures['rows']['RobBoost']['verified_test']['value']:.2f}"
     assert "| MNIST 0.3 | mnist-0.3 | RobBoost | " in text
     assert f" | {error} [" in text
     assert "![figure3](results/figure3.png)" in text
+    assert "| boost-mnist-0.3-alone | fitted * | 2 | 1.00 | 30.00 [10.00, 60.00] | 30.00 |" in text
     reproduce("page", [page], quick(pools, out=None))
     assert page.read_text() == text  # filling in twice changes nothing
 

@@ -122,6 +122,26 @@ def _figure3_lines(values: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _boosting(name: str, pools: Path, results: Path) -> str | None:
+    """What `python -m robboost.training.boosting` measured on the test set: boosted, alone and tuned ensembles."""
+    del name, pools
+    rows, notes = [], []
+    for file in sorted(results.glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not {"kind", "chosen", "paired", "test"} <= set(found):
+            continue
+        for row in found["test"]:
+            mark = " *" if row["name"] == found["chosen"] else ""
+            rows.append(
+                f"| {file.stem} | {row['name']}{mark} | {row['members']} | {row['size_mb']:.2f} |"
+                f" {percent(row['verified_error'], interval=True)} | {percent(row['clean_error'])} |"
+            )
+        notes += [f"- {file.stem}, * against {test_sentence(other, test)}" for other, test in found["paired"].items()]
+        notes.append(f"- {file.stem}: {found['threat']}, bounds {found['bounds']}, {found['test_images']} test images")
+    head = "| run | ensemble | members | MB | verified % test | clean % |"
+    return "\n".join([head, "|" + " --- |" * 6, *rows, "", *notes]) if rows else None
+
+
 def _zoo(name: str, pools: Path, results: Path) -> str | None:
     del name, results
     rows = []
@@ -144,5 +164,6 @@ def _zoo(name: str, pools: Path, results: Path) -> str | None:
 SECTIONS: Mapping[str, Callable[[str, Path, Path], str | None]] = {
     **dict.fromkeys(TABLES, _table),
     **dict.fromkeys(("figure1", "figure2", "figure3"), _picture),
+    "boosting": _boosting,
     "zoo": _zoo,
 }
