@@ -14,7 +14,9 @@ from robboost.models.files import existing_file, parse_json, write_atomically
 from robboost.reproduce.drawing import can_draw, draw
 from robboost.reproduce.figures import figure1, figure2, figure3
 from robboost.reproduce.loading import read_run, threat_of
+from robboost.reproduce.page import fill_page
 from robboost.reproduce.request import Request, figures_of, measured
+from robboost.reproduce.summaries import above_zero
 from robboost.reproduce.tables import TABLES
 from robboost.reproduce.zoo import folder_bytes, make_zoo_pool
 from robboost.tables import percent, test_sentence
@@ -36,7 +38,7 @@ def reproduce(what: str, paths: Sequence[Path], request: Request, progress: Prog
     Args:
         what: its name.
         paths: for "zoo" the runs, for "figure2" the runs of boosting, for a figure its saved numbers to draw them
-            again; the others take none.
+            again, for "page" the page; the tables take none.
         request: all options.
         progress: told what is being done, steps done, and steps in all.
     """
@@ -105,13 +107,8 @@ def _figure_lines(values: Mapping[str, Any]) -> list[str]:
                 f"  paper: {run['paper']['first']:g} % with one member, {run['paper']['ensemble']:g} % boosted"
             )
     for name, pool in values.get("pools", {}).items():
-        above = {
-            mix: sum(n for n, e in zip(c, pool["edges"], strict=False) if e >= 0) for mix, c in pool["counts"].items()
-        }
-        total = sum(pool["counts"]["RobBoost"])
-        lines.append(
-            f"{name}: margins above zero: " + ", ".join(f"{m} {100 * n / total:.2f} %" for m, n in above.items())
-        )
+        shares = [f"{mix} {100 * share:.2f} %" for mix, share in above_zero(pool).items()]
+        lines.append(f"{name}: margins above zero: {', '.join(shares)}")
     return lines
 
 
@@ -160,6 +157,15 @@ def _summary(name: str, figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _page(what: str, paths: Sequence[Path], request: Request, _progress: Progress | None) -> Outcome:
+    if len(paths) != 1:
+        raise InputError(f"{what}: {len(paths)} pages named; expected one Markdown file, such as docs/results.md")
+    page = paths[0]
+    found = fill_page(page, request.pools, request.out or page.parent / "results")
+    lines = [f"{name:<10} {'filled' if there else 'not measured yet'}" for name, there in found.items()]
+    return Outcome("\n".join([*lines, f"page: {page}"]), {"page": str(page), "sections": found})
+
+
 def _no_paths(what: str, paths: Sequence[Path]) -> None:
     if paths:
         raise InputError(f"{what} {paths[0]}: expected no further argument (--pools names the folder of the pools)")
@@ -174,4 +180,5 @@ COMMANDS: dict[str, Callable[[str, Sequence[Path], Request, Progress | None], Ou
     **dict.fromkeys(TABLES, _table),
     **dict.fromkeys(("figure1", "figure2", "figure3"), _figure),
     "zoo": _zoo,
+    "page": _page,
 }

@@ -44,6 +44,7 @@ def figure1(request: Request, progress: Progress | None) -> dict[str, Any]:
         "natural",
         _ADVERSARIAL_EPS,
         epochs=request.epochs or _EPOCHS,
+        batch=min(256, len(data)),
         init="default",
         name="natural",
         pool="figure1",
@@ -156,7 +157,7 @@ def _pool_failures(setting: Setting, request: Request, test: Dataset) -> Tensor 
     found = json.loads(file.read_text(encoding="utf-8"))
     if found["test"]["sha256"] != test.sha256():
         return None
-    return unpacked(found["certified"]["RobBoost"], len(test))
+    return ~unpacked(found["certified"]["RobBoost"], len(test))
 
 
 def figure3(settings: Sequence[str], figures: Callable[[str], Mapping[str, Any] | None]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def measure(
     }
     mine = parts
     if parts.folder is not None:
-        key = identity(**facts, members=[parameter_digest(model) for model in pool.models])
+        key = identity(**facts, part=_PART.get(device.type), members=[parameter_digest(model) for model in pool.models])
         mine = Parts(parts.folder / key)
     check_pool(networks, images.test.images, images.test.labels, list(pool.names))
     fit = mine.values("fit", lambda: _fit(pool, networks, images.fit, threat, method, mine, progress))

@@ -21,6 +21,7 @@ from robboost.training.manifest import save_pool
 
 __all__ = ["Request", "figures_of", "measured", "train_recipe"]
 
+_RECIPES = Path(__file__).parent / "recipes"
 # Images of the training split that the train columns are measured on.
 _TRAIN_IMAGES = 5000
 
@@ -106,8 +107,9 @@ def figures_of(name: str, request: Request, progress: Progress | None) -> dict[s
 
 def train_recipe(name: str, request: Request, progress: Progress | None) -> Path:
     """Trains the recipe NAME into POOLS/NAME; a run found there goes on."""
+    own = _RECIPES / f"{name}.toml"
     try:
-        config = load_pool(name)
+        config = load_pool(own if own.exists() else name)
     except InputError:
         raise InputError(
             f"recipe {name!r} does not ship with this version, so that its pool cannot be trained; expected a pool in"

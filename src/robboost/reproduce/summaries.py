@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["eliminated", "histogram", "packed", "unpacked"]
+__all__ = ["above_zero", "eliminated", "histogram", "packed", "unpacked"]
 
 _BINS = 60
 
@@ -57,6 +57,15 @@ def histogram(margins: Mapping[str, Tensor]) -> dict[str, Any]:
         )
         counts[name] = np.bincount(np.clip(place - 1, 0, len(edges) - 2), minlength=len(edges) - 1).tolist()
     return {"edges": edges.tolist(), "counts": counts}
+
+
+def above_zero(found: Mapping[str, Any]) -> dict[str, float]:
+    """Share of the margins above zero, by mix, from what `histogram` gives."""
+    starts = found["edges"][:-1]
+    return {
+        mix: sum(count for count, start in zip(counts, starts, strict=True) if start >= 0) / sum(counts)
+        for mix, counts in found["counts"].items()
+    }
 
 
 def packed(mask: Tensor) -> str:

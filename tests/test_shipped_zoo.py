@@ -1,0 +1,65 @@
+"""The pools in zoo/: whole, small enough, and certifying what was published, image by image."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from robboost.certification import certify
+from robboost.data import load_dataset
+from robboost.data.loading import embedded_positions
+from robboost.models import read_mix
+from robboost.reproduce.loading import threat_of
+from robboost.reproduce.summaries import unpacked
+from robboost.reproduce.zoo import LIMIT_BYTES, RESULTS, folder_bytes
+
+ZOO = Path(__file__).parents[1] / "zoo"
+POOLS = sorted(manifest.parent for manifest in ZOO.glob("*/manifest.json"))
+
+
+def published(folder, shipped, images, labels, positions):
+    """Compares the verdicts on these images, which stand at these positions of the test set."""
+    results = json.loads((folder / RESULTS).read_text())
+    method, total = shipped.notes["bounds"], results["test"]["images"]
+    certificate = certify(shipped.ensemble, images, labels, threat_of(shipped.pool), method=method)
+    assert certificate.certified.tolist() == unpacked(results["certified"]["RobBoost"], total)[positions].tolist()
+    return certificate
+
+
+def test_everything_that_ships():
+    """SHA-256 of every file (read_mix compares them), the size, and a few certificates of every pool."""
+    assert folder_bytes(ZOO) <= LIMIT_BYTES
+    for folder in POOLS:
+        shipped = read_mix(folder)
+        stated = shipped.notes["published"]
+        assert stated["split"] == "test"
+        assert stated["images"] == 10_000
+        results = json.loads((folder / RESULTS).read_text())
+        row = results["rows"]["RobBoost"]["verified_test"]
+        verdicts = unpacked(results["certified"]["RobBoost"], 10_000)
+        assert stated["not_certified"] == row["count"] == int((~verdicts).sum())
+        for member in shipped.pool.members:
+            assert all(torch.equal(value, value.half().float()) for value in member.model.parameters())
+        if shipped.notes["dataset"] == "mnist":
+            test = load_dataset("mnist-small", split="test").take(2)
+            published(folder, shipped, test.images, test.labels, torch.tensor(embedded_positions("test")[:2]))
+        else:  # no photographs ship: that it can be certified at all
+            x = torch.rand(1, *shipped.pool.input_shape, generator=torch.Generator().manual_seed(0))
+            y = shipped.ensemble(x).argmax(1)
+            threat = threat_of(shipped.pool)
+            assert certify(shipped.ensemble, x, y, threat, method=shipped.notes["bounds"]).margins.isfinite().all()
+
+
+@pytest.mark.full_data
+@pytest.mark.skipif("ROBBOOST_DATA" not in os.environ, reason="needs the official files in ROBBOOST_DATA")
+@pytest.mark.skipif(not POOLS, reason="no pool ships with this version")
+def test_published_figures_on_a_part_of_the_test_set():
+    """Every 100th test image of the pool named first; `robboost certify zoo/NAME` does it on all."""
+    folder = next((path for path in POOLS if path.name == "mnist-0.3"), POOLS[0])
+    shipped = read_mix(folder)
+    positions = torch.arange(0, 10_000, 100)
+    test = load_dataset(shipped.notes["dataset"], split="test").take(positions)
+    certificate = published(folder, shipped, test.images, test.labels, positions)
+    assert certificate.certified.any()
