@@ -138,6 +138,20 @@ def test_recomputed_bounds_train_like_stored_ones(plain, data: Dataset, heldout:
     assert len(boost(moved, data.take(300), heldout=heldout).stages) == 2
 
 
+def test_bounds_are_stored_only_of_images_that_stay_and_within_the_budget(data: Dataset, heldout: Dataset) -> None:
+    few = data.take(60)
+    rows = 60 * 9 * (784 * 2 + 8)
+    expected = [({}, "stored"), ({"budget": rows}, "stored"), ({"budget": rows - 1}, "recomputed")]
+    for entries, decided in [*expected, ({"frozen": "recomputed"}, "recomputed")]:
+        config = two_stages("crown-ibp", **entries)
+        assert boosting_module._Boosting(config, few, heldout, RunOptions(device="cpu")).config.frozen == decided
+    moved = BoostConfig("run", "mnist-small", (stage(), stage(shift=1)))
+    assert boosting_module._Boosting(moved, few, heldout, RunOptions(device="cpu")).config.frozen == "recomputed"
+    # By intervals there is nothing but two numbers a pair.
+    config = two_stages(budget=60 * 9 * 8)
+    assert boosting_module._Boosting(config, few, heldout, RunOptions(device="cpu")).config.frozen == "stored"
+
+
 def test_exact_weights_are_no_worse_than_the_sum_where_they_are_fitted(data: Dataset, heldout: Dataset) -> None:
     config = two_stages(reweight="exact", objective=Objective("hinge", 2.0))
     result = boost(config, data, heldout=heldout)
@@ -208,7 +222,7 @@ def test_a_diverged_stage_is_named(data: Dataset, heldout: Dataset, monkeypatch:
         ({"stages": ()}, "stages"),
         ({"stages": (stage(), stage(eps=0.1))}, "one radius"),
         ({"stages": (stage(method="sabr"),)}, "method='sabr'"),
-        ({"stages": (stage(flip=True),)}, "shift and flip"),
+        ({"stages": (stage(flip=True),), "frozen": "stored"}, "shift and flip"),
     ],
 )
 def test_wrong_configurations_are_refused(entries, words) -> None:

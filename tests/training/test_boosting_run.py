@@ -99,7 +99,7 @@ def test_the_three_runs_end_with_a_table_of_the_test_set(tmp_path: Path, capsys:
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)
     out = tmp_path / "out"
-    common = [str(recipe), "--out", str(out), "--device", "cpu", "--limit", "120"]
+    common = [str(recipe), "--out", str(out), "--device", "cpu", "--limit", "120", "--measured", "120"]
     test = rb.load_dataset("mnist-small", split="test").take(120)
     threat = rb.Threat(0.05, clip=(0, 1))
 
@@ -154,7 +154,7 @@ def test_a_stage_that_diverges_leaves_those_before_it(
     monkeypatch.setattr(boosting_module, "BoostedMember", Lost)
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)
-    assert main([str(recipe), "--out", str(tmp_path), "--device", "cpu", "--limit", "60"]) == 0
+    assert main([str(recipe), "--out", str(tmp_path), "--device", "cpu", "--limit", "60", "--measured", "60"]) == 0
     found = json.loads((tmp_path / "tiny/boosted.json").read_text())
     assert "2-net: the loss was not finite" in found["diverged"]
     assert [row["name"] for row in found["test"]] == ["1 stages (+ 1-net)"]

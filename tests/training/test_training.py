@@ -195,7 +195,15 @@ def test_a_diverging_run_is_stopped_and_said(data: Dataset, monkeypatch: pytest.
 def test_a_time_limit_cuts_the_epochs(data: Dataset) -> None:
     trained = train(config(epochs=2000), data.take(300), options=RunOptions(minutes=0.03))
     assert 1 <= len(trained.history) <= trained.config.epochs < 2000
-    assert trained.history[0]["eps"] < 0.05
+    if trained.config.epochs >= 4:  # on a busy machine it may be one, with the whole ramp in it
+        assert trained.history[0]["eps"] < 0.05
+
+
+def test_a_time_limit_is_no_trouble_for_a_run_of_a_single_step(data: Dataset) -> None:
+    """Steps are timed before the run, and the schedule has no row for more of them than the run has."""
+    trained = train(config(epochs=1), data.take(60), options=RunOptions(minutes=1))
+    plain = train(config(epochs=1), data.take(60))
+    assert trained.history == plain.history
 
 
 def test_bad_input_is_refused(data: Dataset, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from robboost.errors import CheckpointError, DivergedError
 from robboost.models import Ensemble, load_model, read_metadata, save_model
 from robboost.models.architectures import float32_bytes
 from robboost.threat import Threat
-from robboost.training.boosting_bounds import FrozenSum, frozen_sum
+from robboost.training.boosting_bounds import FrozenSum, frozen_sum, stored_bytes
 from robboost.training.boosting_certificate import HeldOut, ensemble_of
 from robboost.training.boosting_config import BoostConfig
 from robboost.training.boosting_member import BoostedMember, Frozen, FrozenNetworks
@@ -59,7 +59,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Boosted:
-    """The ensemble of the stage with the lowest held-out verified error (of ties the smaller), and all stages."""
+    """The ensemble of the stage with the lowest held-out verified error (of ties the smaller), and all stages.
+
+    `config` is the one of the run, with frozen="auto" decided.
+    """
 
     ensemble: Ensemble
     stages: tuple[Stage, ...]
@@ -124,7 +127,7 @@ class _Boosting:
     """A run between two stages."""
 
     def __init__(self, config: BoostConfig, data: Dataset, heldout: Dataset, options: RunOptions) -> None:
-        self.config = config
+        self.config = _decided(config, data)
         self.options = options
         self.device = options.chosen_device
         self.data = data
@@ -268,6 +271,14 @@ class _Boosting:
         (self.folder / "boosting.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         notes = {"boosting": self.config.as_dict(), "stages": result["stages"]}
         save_model(ensemble, self._file(len(self.stages)), notes, input_shape=self.shared.input_shape)
+
+
+def _decided(config: BoostConfig, data: Dataset) -> BoostConfig:
+    """The configuration with "stored" or "recomputed" in place of "auto"."""
+    if config.frozen != "auto":
+        return config
+    needed = stored_bytes(data.images, len(data.classes) - 1, config.frozen_method, config.storage)
+    return replace(config, frozen="recomputed" if config.augments or needed > config.budget else "stored")
 
 
 def _unzipped(used: Sequence[tuple[nn.Module, float]]) -> tuple[list[nn.Module], list[float]]:

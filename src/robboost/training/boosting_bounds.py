@@ -19,7 +19,7 @@ from robboost.errors import InputError
 from robboost.threat import Threat
 from robboost.training.losses import Batch, point_margins
 
-__all__ = ["STORAGE", "FrozenSum", "Lines", "concrete_margins", "engine_bounds", "frozen_sum"]
+__all__ = ["STORAGE", "FrozenSum", "Lines", "concrete_margins", "engine_bounds", "frozen_sum", "stored_bytes"]
 
 STORAGE: dict[str, torch.dtype] = {"float16": torch.float16, "float32": torch.float32}
 # Images bounded at once.
@@ -122,6 +122,12 @@ def engine_bounds(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, method
     return Lines(found.slope, found.intercept)
 
 
+def stored_bytes(x: Tensor, targets: int, method: str, storage: str) -> int:
+    """What the rows of images x [N, *input] take: slopes in the type of storage, two float32 numbers a pair."""
+    slope = 0 if method == "ibp" else x[0].numel() * STORAGE[storage].itemsize
+    return len(x) * targets * (slope + 8)
+
+
 @torch.no_grad()
 def frozen_sum(
     members: Sequence[nn.Module],
@@ -150,7 +156,7 @@ def frozen_sum(
     sloped = method != "ibp"
     kind = STORAGE[storage]
     targets = members[0](x[:1]).shape[1] - 1
-    needed = len(x) * targets * (x[0].numel() * kind.itemsize * sloped + 8)
+    needed = stored_bytes(x, targets, method, storage)
     if needed > budget:
         raise InputError(
             f"frozen bounds of {len(x)} images take {needed / 1e9:.1f} GB in {storage}; expected at most"

@@ -15,7 +15,7 @@ from robboost.training.config import TrainConfig, pool_of, read_table
 __all__ = ["BoostConfig", "load_boost"]
 
 _RECIPES = Path(__file__).parent / "boosting_recipes"
-_FROZEN = ("stored", "recomputed")
+_FROZEN = ("auto", "stored", "recomputed")
 _REWEIGHT = ("none", "exact")
 
 
@@ -29,7 +29,8 @@ class BoostConfig:
         stages: one configuration a member, method "ibp" or "crown-ibp"; radius schedules are each stage's own.
         objective: surrogate of the ensemble's margins.
         frozen: "stored": the sum of earlier bounds is kept for every training image, which must then stay as it is (no
-            shift, no flip). "recomputed": it is worked out for each batch, augmented or not.
+            shift, no flip). "recomputed": it is worked out for each batch, augmented or not. "auto": stored where no
+            stage moves its images and the rows fit into the budget, else recomputed.
         storage: "float16" or "float32", of the stored sum.
         budget: bytes that the stored sum may take.
         bounds: method of the certificate on held-out images; "": what suits the members' training.
@@ -42,7 +43,7 @@ class BoostConfig:
     dataset: str
     stages: tuple[TrainConfig, ...]
     objective: Objective = field(default_factory=Objective)
-    frozen: str = "stored"
+    frozen: str = "auto"
     storage: str = "float16"
     budget: int = 8 * 2**30
     bounds: str = ""
@@ -90,6 +91,11 @@ class BoostConfig:
     @property
     def certificate(self) -> str:
         return self.bounds or BOUNDS["crown-ibp"]
+
+    @property
+    def augments(self) -> bool:
+        """Whether a stage moves or mirrors its images."""
+        return any(stage.shift or stage.flip for stage in self.stages)
 
     def with_epochs(self, epochs: int) -> BoostConfig:
         """The same stages over `epochs` each: the schedules keep their shape."""

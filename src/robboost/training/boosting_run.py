@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, help="with --tune: first learning rate (default: a fifth of the recipe's)")
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="ensemble files, for the final table")
     parser.add_argument("--bounds", help="of the certificates, such as ibp+crown-ibp+crown (default: the recipe's)")
-    parser.add_argument("--limit", type=int, help="use only so many training, held-out and test images")
+    parser.add_argument("--limit", type=int, help="use only so many images for training")
+    parser.add_argument("--measured", type=int, help="use only so many held-out and so many test images")
     parser.add_argument("--device", help="cpu, cuda, ...; default: the GPU where there is one")
     parser.add_argument("--report-seconds", type=float, default=RunOptions.report_seconds, help="between two reports")
     return parser
@@ -75,7 +76,8 @@ def _run(arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         report_seconds=arguments.report_seconds,
     )
-    data, heldout, test = (_limited(config.dataset, part, arguments.limit) for part in ("train", "heldout", "test"))
+    data = _limited(config.dataset, "train", arguments.limit)
+    heldout, test = (_limited(config.dataset, split, arguments.measured) for split in ("heldout", "test"))
     experiment = Experiment(config, data, heldout, options, _say, _say_stage)
     start = time.monotonic()
     outcome = _outcome(experiment, arguments)

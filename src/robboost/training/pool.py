@@ -219,14 +219,17 @@ class _Run:
     def _fit_into_time(self, resumed: list[Member]) -> None:
         """Cuts the epochs of members that start now to what fits, after timing a few turns (which are undone)."""
         assert self.options.minutes is not None
-        turns = 20
+        # The schedule's table ends with the run: a short one cannot be timed beyond it.
+        total = min(m.steps_per_epoch * m.config.epochs for m in self.members)
+        turns = min(20, total, *(m.steps_per_epoch for m in self.members))
+        practice = min(2, total - turns)
         before = [{name: tensor.clone() for name, tensor in m.state().items()} for m in self.members]
         for member in self.members:
             self.turns.begin_epoch(member, 0)
             member.step_count.zero_()
+        self.turns.synchronize()  # the copies and zeros above are on another stream than the steps
         started = 0.0
-        turns = min(turns, *(m.steps_per_epoch for m in self.members))
-        for turn in range(-2, turns):
+        for turn in range(-practice, turns):
             if turn == 0:
                 self.turns.synchronize()
                 started = time.monotonic()

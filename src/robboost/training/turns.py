@@ -65,6 +65,9 @@ class Turns:
         before = {name: tensor.clone() for name, tensor in member.state().items()}
         self.begin_epoch(member, 0)
         for _ in range(_WARM_UP):
+            # A resumed run may stand at its last step: the table of the schedule has no more.
+            with torch.cuda.stream(self._streams[id(member)]):
+                member.step_count.zero_()
             self.step(member)
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
