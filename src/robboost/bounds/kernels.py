@@ -132,21 +132,27 @@ def _transpose_product(
     start = row * (OUTER * H * W)
     taps_x: tl.constexpr = (KERNEL_X + STRIDE_X - 1) // STRIDE_X
     taps_y: tl.constexpr = (KERNEL_Y + STRIDE_Y - 1) // STRIDE_Y
+    taps: tl.constexpr = taps_y * taps_x
+    # Few outer channels: several taps share a product.
+    shared: tl.constexpr = CHUNK // OUTER if CHUNK % OUTER == 0 else 1
     chunks: tl.constexpr = (OUTER + CHUNK - 1) // CHUNK
-    for step in range(taps_y * taps_x * chunks):
-        tap, outer = step // chunks, (step % chunks) * CHUNK + part
+    for step in range((taps + shared - 1) // shared * chunks):
+        if shared > 1:
+            tap, outer = step * shared + part // OUTER, part % OUTER
+        else:
+            tap, outer = step // chunks + part * 0, (step % chunks) * CHUNK + part
         tap_y, tap_x = tap // taps_x, tap % taps_x
         kernel_y, kernel_x = first_y + STRIDE_Y * tap_y, first_x + STRIDE_X * tap_x
-        from_y, from_x = base_y + shift_y - tap_y, base_x + shift_x - tap_x
-        inside = valid & (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
-        inside = inside & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
-        chosen = tl.minimum(kernel_y, KERNEL_Y - 1) * KERNEL_X + tl.minimum(kernel_x, KERNEL_X - 1)
-        known = outer < OUTER
+        known = (outer < OUTER) & (tap < taps) & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
+        from_y, from_x = (base_y + shift_y)[:, None] - tap_y[None, :], (base_x + shift_x)[:, None] - tap_x[None, :]
+        inside = (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
+        corner = start + (base_y + shift_y) * W + base_x + shift_x
         values = tl.load(
-            source + (start + from_y * W + from_x)[:, None] + outer[None, :] * (H * W),
-            mask=inside[:, None] & known[None, :],
+            source + corner[:, None] + (outer * (H * W) - tap_y * W - tap_x)[None, :],
+            mask=inside & valid[:, None] & known[None, :],
             other=0.0,
         )
+        chosen = kernel_y * KERNEL_X + kernel_x
         factors = tl.load(
             weight + (chosen * OUTER + outer)[:, None] * PADDED + channel[None, :], mask=known[:, None], other=0.0
         )
