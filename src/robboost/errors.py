@@ -11,6 +11,7 @@ __all__ = [
     "DistributedError",
     "DivergedError",
     "InputError",
+    "PrecisionError",
     "RobBoostError",
     "SoundnessError",
     "StoreError",
@@ -40,6 +41,10 @@ class UnsupportedOperationError(RobBoostError):
 
 class SoundnessError(RobBoostError):
     """A proved statement was contradicted: by an attack, or by a recomputation in higher precision."""
+
+
+class PrecisionError(SoundnessError):
+    """A large job's numbers disagree with a recomputation in float64: the machine's arithmetic is not to be trusted."""
 
 
 class StoreError(RobBoostError):

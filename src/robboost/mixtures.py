@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robboost.bounds import Options, margin_bounds
+from robboost.bounds import Options, checked_examples, cross_check, margin_bounds
 from robboost.errors import InputError, SoundnessError
 from robboost.inputs import Progress, in_float64
 from robboost.journal import remembered
@@ -170,9 +170,12 @@ def pool_bounds(
     *,
     method: str = "tightest",
     precision: Literal["float32", "float64"] = "float32",
+    place: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> PoolBounds:
     """Bounds of every member on examples x [N, *input] with labels y [N], from the engine.
+
+    A few examples of a large job are bounded again in float64; PrecisionError tells of a disagreement.
 
     Args:
         pool: members that take the same images.
@@ -181,8 +184,10 @@ def pool_bounds(
         threat: the set.
         method: of `margin_bounds`; "a+b" takes the tighter of methods a and b for each pair.
         precision: of `margin_bounds`.
+        place: where x stands in a larger job: (first example, number of examples); None: x is all of it.
         progress: told after every few examples.
     """
+    first, count = place or (0, len(x))
     exact = x.to(torch.float64)
     centre, radius = threat.region(exact)
     shift = (centre - exact).flatten(1)
@@ -196,6 +201,8 @@ def pool_bounds(
 
         def bound(part: slice, member: nn.Module = member, judge: nn.Module = judge) -> dict[str, Tensor]:
             found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
+            checked = checked_examples(first + part.start, part.stop - part.start, count)
+            cross_check(member, found, x[part], y[part], threat, checked, options)
             slope = found.slope.detach().flatten(2)
             moved = torch.einsum("njd,nd->nj", slope.to(torch.float64), shift[part])
             with torch.no_grad():
@@ -255,7 +262,8 @@ def prove(
     lower, correct, certified, rechecked = [], [], [], 0
 
     def decide(part: slice) -> dict[str, Tensor]:
-        margins, near, right = _prove_part(pool, x[part], y[part], threat, mixes, method, "float32")
+        place = (part.start, len(x))
+        margins, near, right = _prove_part(pool, x[part], y[part], threat, mixes, method, "float32", place)
         # Only where a verdict hangs on a close margin: no other target already denies the certificate.
         doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0).nonzero()[:, 0]
         if len(doubtful):
@@ -283,10 +291,11 @@ def _prove_part(
     mixes: Sequence[Tensor],
     method: str,
     precision: Literal["float32", "float64"],
+    place: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Margins [M, n, C - 1], whether each is too near zero for the precision, and correctness [M, n]."""
     parts = _parts(method)
-    same = [pool_bounds(pool, x, y, threat, method=part, precision=precision) for part in parts]
+    same = [pool_bounds(pool, x, y, threat, method=part, precision=precision, place=place) for part in parts]
     ways = same if len(same) == 1 else [*same, _tightest(same)]
     rows, nears = [], []
     for mix in mixes:

@@ -72,6 +72,8 @@ def finish(problem: Problem, maps: dict[int, Maps]) -> LinearBounds:
     margin = logits.gather(1, problem.y.unsqueeze(1)) - logits.gather(1, targets)
     slope = piece.values[0].unflatten(0, (count, classes - 1))
     middle = margin + losses[0].view(count, -1)
+    # An overflow proves nothing, least of all an infinite margin.
+    middle = torch.where(middle.isinf(), torch.nan, middle)
     shift = (problem.x - problem.region.centre).flatten(1).unsqueeze(2)
     return LinearBounds(
         slope,

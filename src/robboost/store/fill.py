@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robboost.bounds import Options, margin_bounds
+from robboost.bounds import Options, checked_examples, cross_check, margin_bounds
 from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
 from robboost.observability import event, span
@@ -107,12 +108,20 @@ def fill_store(
 
 
 def margin_columns(
-    member: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, method: str, precision: str
+    member: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    method: str,
+    precision: str,
+    checked: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Bounds of one member as the solver takes them: columns [N (C-1), d] and intercepts [N (C-1)], float64, on CPU.
 
     The threat set becomes the unit ball: margin >= intercept - ||column||_q, with column = radius * slope and intercept
-    = c + <slope, centre - x> (the box is in both, for l_inf). Slopes and radii are multiplied in float64.
+    = c + <slope, centre - x> (the box is in both, for l_inf). Slopes and radii are multiplied in float64. The bounds of
+    the examples at the positions `checked` are computed again in float64; PrecisionError tells of a disagreement.
     """
     images = like(member, x)
     # A fixed share of memory, not of what happens to be free: the bits must not depend on it.
@@ -121,6 +130,7 @@ def margin_columns(
         method, options = "tightest", replace(options, parts=tuple(part.strip() for part in method.split("+")))
     with span("bounds"):
         found = margin_bounds(member, images, y.to(images.device), threat, method, precision=precision, options=options)  # type: ignore[arg-type]
+        cross_check(member, found, images, y.to(images.device), threat, checked, options)
     with span("columns"):
         slope = found.slope.detach().flatten(2).to("cpu", torch.float64)
         intercept = found.intercept.detach().to("cpu", torch.float64)
@@ -197,12 +207,9 @@ def _fill_shard(job: _Job, members: list[int], shard: int, buffers: list[ShardBu
 def _batch(job: _Job, members: list[int], part: slice) -> tuple[Tensor, Tensor]:
     """Columns [T, k, d] and intercepts [T, k] of a few examples."""
     identity = job.store.identity
-    found = [
-        margin_columns(
-            job.pool[t], job.x[part], job.y[part], job.threat, method=identity.method, precision=identity.precision
-        )
-        for t in members
-    ]
+    checked = checked_examples(part.start, part.stop - part.start, identity.n_examples)
+    chosen: dict[str, Any] = {"method": identity.method, "precision": identity.precision, "checked": checked}
+    found = [margin_columns(job.pool[t], job.x[part], job.y[part], job.threat, **chosen) for t in members]
     columns, intercepts = (torch.stack(list(parts)) for parts in zip(*found, strict=True))
     good = torch.isfinite(columns).all(2) & torch.isfinite(intercepts)
     if not bool(good.all()):
