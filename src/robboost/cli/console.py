@@ -56,9 +56,9 @@ def progress() -> Iterator[Tell]:
 
 
 @contextmanager
-def together() -> Iterator[tuple[Processes, Tell | None]]:
-    """The processes of the job, one without torchrun; the first shows progress for all."""
-    with joined() as processes:
+def together(device: str = "cpu") -> Iterator[tuple[Processes, Tell | None]]:
+    """The processes of the job, one (on `device`) without torchrun; the first shows progress for all."""
+    with joined(device=device) as processes:
         if processes.rank > 0:
             yield processes, None
             return

@@ -60,6 +60,7 @@ def bounds(
     verify: Annotated[bool, typer.Option("--verify", help="Read everything and check every checksum.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, to be computed anew.")] = False,
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Remove the lock of a dead writer (URLs).")] = False,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     architecture: ArchitectureOption = None,
     input_shape: ShapeOption = None,
     threads: ThreadsOption = None,
@@ -92,7 +93,7 @@ def bounds(
         memory=_bytes(memory),
         screening=settled_pairs(threat.norm) if screen == "settled" else None,
     )
-    with together() as (processes, tell):
+    with together(device) as (processes, tell):
         members = [member.to(processes.device) for member in found.models]
         filled = fill_store(
             store,

@@ -64,7 +64,7 @@ def estimate_curvature(
         matrix = torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes
         return Curvature(matrix=(factor * matrix).cpu().numpy(), width=0.0, passes=passes)
     # Rows without any slope (dead pixels) have no part in the kinks.
-    live = columns.abs().amax(0) > 0
+    live = (columns != 0).any(0)
     size = mixed.abs()[live]
     rows = columns[:, live]
     if size.numel() == 0:

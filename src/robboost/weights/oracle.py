@@ -5,6 +5,7 @@ The plain PyTorch form, in float64, is the reference. Where a compiled kernel ex
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -59,8 +60,7 @@ def answer(mixed: torch.Tensor, width: float, norm: Norm) -> tuple[torch.Tensor,
 
 def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0) -> Pass:
     """One pass over a whole problem, in chunks, in float64: the twin that the kernels are checked against."""
-    parts = [evaluate_columns(columns, weights, width, problem.norm) for _, columns in problem.chunks()]
-    return _joined(problem, parts)
+    return _collected(problem, (evaluate_columns(c, weights, width, problem.norm) for _, c in problem.chunks()))
 
 
 def fast_pass(
@@ -73,7 +73,7 @@ def fast_pass(
     slopes = problem.slopes
     if slopes.is_meta:
         runs = problem.runs(problem.n_pairs)
-        return _joined(problem, [fast_pass(run, weights, width, double=double, threads=threads) for _, run in runs])
+        return _collected(problem, (fast_pass(run, weights, width, double=double, threads=threads) for _, run in runs))
     fits = problem.norm == "linf" and (slopes.stride(2) == 1 or problem.dim == 1)
     if fits and slopes.is_cuda and find_spec("triton"):
         from robboost.weights.kernel_gpu import gpu_pass
@@ -98,9 +98,18 @@ def checked_pass(
     return result
 
 
-def _joined(problem: WeightProblem, parts: list[Pass]) -> Pass:
-    """The pass over all pairs from those over runs of them."""
-    # A process may hold no pair at all.
-    none = torch.zeros(0, problem.n_members, dtype=torch.float64, device=problem.device)
-    norms = problem.whole(torch.cat([none[:, 0], *(p.norms for p in parts)]))
-    return Pass(norms=norms, slopes=problem.whole(torch.cat([none, *(p.slopes for p in parts)])))
+def _collected(problem: WeightProblem, parts: Iterable[Pass]) -> Pass:
+    """The pass over all pairs from those over runs of them.
+
+    Their place is set aside at the start: results kept among the temporaries of every run leave holes in the heap, and
+    a stream then holds most of what it was to hold only for a moment.
+    """
+    count = problem.own_pairs
+    norms = torch.empty(count, dtype=torch.float64, device=problem.device)
+    slopes = torch.empty(count, problem.n_members, dtype=torch.float64, device=problem.device)
+    first = 0
+    for part in parts:
+        last = first + len(part.norms)
+        norms[first:last], slopes[first:last] = part.norms, part.slopes
+        first = last
+    return Pass(norms=problem.whole(norms), slopes=problem.whole(slopes))
