@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from robboost.errors import InputError, SoundnessError
 from robboost.inputs import check_examples, in_float64
 from robboost.intervals import Share
+from robboost.observability import span
 from robboost.threat import Threat
 
 __all__ = ["AttackSettings", "Attacked", "attack", "margins_at"]
@@ -167,6 +168,7 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
     return torch.cat(parts)
 
 
+@span("attack")
 def _attack_batch(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, settings: AttackSettings) -> Tensor:
     """Per example the worst point seen, in float64 and inside the threat set."""
     # Seeded by the batch itself: its starts are the same whatever was attacked before, and in whichever process.

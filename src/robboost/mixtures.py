@@ -17,6 +17,7 @@ from robboost.bounds import Options, margin_bounds
 from robboost.errors import InputError, SoundnessError
 from robboost.inputs import in_float64
 from robboost.models import Pool
+from robboost.observability import span
 from robboost.threat import Norm, Threat
 from robboost.weights import Normalisers, WeightProblem, normalisers, weight_problem
 
@@ -194,7 +195,8 @@ def pool_bounds(
     for member in pool:
         judge = in_float64(member)
         for part in _steps(x):
-            found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
+            with span("bounds"):
+                found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
             slope = found.slope.detach().flatten(2)
             moved = torch.einsum("njd,nd->nj", slope.to(torch.float64), shift[part])
             slopes.append(slope)

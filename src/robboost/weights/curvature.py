@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from robboost.observability import span
 from robboost.weights.master import Vector
 from robboost.weights.problem import WeightProblem
 
@@ -36,6 +37,7 @@ class Curvature:
     passes: float
 
 
+@span("curvature from a sample")
 def estimate_curvature(
     problem: WeightProblem, weights: torch.Tensor, costs: torch.Tensor, allowed: float
 ) -> Curvature | None:

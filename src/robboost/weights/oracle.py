@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from robboost.errors import InputError
+from robboost.observability import span
 from robboost.weights.problem import Norm, WeightProblem
 
 __all__ = ["Pass", "answer", "checked_pass", "evaluate_columns", "fast_pass", "reference_pass"]
@@ -86,6 +87,7 @@ def fast_pass(
     return reference_pass(problem, weights, width)
 
 
+@span("passes over the slopes")
 def checked_pass(
     problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, double: bool = False, threads: int = 1
 ) -> Pass:
