@@ -1,14 +1,16 @@
 """The model of what bounds on disk cost, fitted to measurements, and applied to a problem far larger.
 
-fill    = a T N C d / P' + b T N C / P'         (computing bounds, rounding, writing; P' processes that have a core)
-pass    = c T n d / P' + e n T + f              (reading and folding; what every process does for all pairs)
+fill    = a T n d / P + b T n / P + s           (computing bounds, rounding, writing; start)
+pass    = c T n d / P + e n T + f               (reading and folding; what every process does for all pairs)
 solve   = pass * passes + g n T                 (the search between passes)
-memory  = m + h n T                             (per process: buffers, and what is held of each pass)
+read    = r * 4 T n d * passes                  (bytes of all processes)
+memory  = m + h n T                             (bytes of one process: buffers, and what is held of each pass)
+
+Seconds are core seconds of the busiest process, with T members, n pairs, d inputs and P processes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,19 +44,15 @@ class Run:
     def bytes(self) -> float:
         return 4 * self.numbers
 
-    @property
-    def at_once(self) -> int:
-        return min(self.processes, os.cpu_count() or 1)
-
 
 @dataclass(frozen=True)
 class Costs:
     """Fitted coefficients, seconds and bytes, with the largest relative miss of each law."""
 
-    fill: tuple[float, float]
-    one_pass: tuple[float, float, float]
+    fill: tuple[float, ...]
+    one_pass: tuple[float, ...]
     between: float
-    memory: tuple[float, float]
+    memory: tuple[float, ...]
     read: float
     misses: dict[str, float]
 
@@ -65,10 +63,11 @@ class Costs:
     def __str__(self) -> str:
         c, e, f = self.one_pass
         lines = [
-            "Fitted model (T members, n pairs, d inputs, P processes with a core each):",
-            f"  fill, s    = {self.fill[0]:.2e} T n d / P + {self.fill[1]:.2e} T n / P   [{self._miss('fill')}]",
+            "Fitted model (T members, n pairs, d inputs, P processes), core seconds of a process and bytes:",
+            f"  fill, s    = {self.fill[0]:.2e} T n d / P + {self.fill[1]:.2e} T n / P + {self.fill[2]:.2g}"
+            f"   [{self._miss('fill')}]",
             f"  pass, s    = {c:.2e} T n d / P + {e:.2e} T n + {f:.2g}   [{self._miss('pass')};"
-            f" {4 / c / 1e9:.2f} GB/s a process]",
+            f" {4 / c / 1e9:.2f} GB/s a core]",
             f"  solve, s   = passes * pass + {self.between:.2e} T n   [{self._miss('solve')}]",
             f"  read, B    = {self.read:.2f} * 4 T n d * passes   [{self._miss('read')}]",
             f"  memory, B  = {self.memory[0] / 1e6:.0f}e6 + {self.memory[1]:.0f} T n   [{self._miss('memory')}]",
@@ -90,12 +89,11 @@ def fit_costs(runs: Sequence[Run]) -> Costs:
         misses[name] = float(np.abs(design @ found / target - 1).max())
         return [float(v) for v in found]
 
-    fill = law(
-        "fill",
-        [[r.members * r.fill_pairs * r.dim / r.at_once, r.members * r.fill_pairs / r.at_once] for r in runs],
-        [r.fill for r in runs],
+    share = [r.members * r.fill_pairs / r.processes for r in runs]
+    fill = law("fill", [[s * r.dim, s, 1.0] for s, r in zip(share, runs, strict=True)], [r.fill for r in runs])
+    one_pass = law(
+        "pass", [[r.numbers / r.processes, r.members * r.pairs, 1] for r in runs], [r.one_pass for r in runs]
     )
-    one_pass = law("pass", [[r.numbers / r.at_once, r.members * r.pairs, 1] for r in runs], [r.one_pass for r in runs])
     rest = [max(r.solve - r.passes * r.one_pass, 1e-3) for r in runs]
     size = [float(r.members * r.pairs) for r in runs]
     between = sum(a * b for a, b in zip(rest, size, strict=True)) / sum(b * b for b in size)
@@ -104,9 +102,7 @@ def fit_costs(runs: Sequence[Run]) -> Costs:
     )
     (read,) = law("read", [[r.bytes * r.passes] for r in runs], [r.read for r in runs])
     memory = law("memory", [[1, s] for s in size], [r.memory for r in runs])
-    return Costs(
-        (fill[0], fill[1]), (one_pass[0], one_pass[1], one_pass[2]), between, (memory[0], memory[1]), read, misses
-    )
+    return Costs(tuple(fill), tuple(one_pass), between, tuple(memory), read, misses)
 
 
 # 1.2 million images x 1,000 classes at 224 x 224 x 3, twelve members; what exact screening leaves of the targets.

@@ -200,22 +200,65 @@ def test_joining_without_a_meeting_point_is_named(monkeypatch):
         pass
 
 
-def test_under_torchrun(tmp_path):
-    """The real launcher, two processes, one script."""
+def test_a_single_process_takes_the_device_that_is_asked(monkeypatch):
+    with joined(device="meta") as processes:
+        assert processes == Processes(device=torch.device("meta"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with joined(device="auto") as processes:
+        assert processes.device.type == "cuda"
+    for wrong in ("gpu", "cuda:77"):
+        with pytest.raises(InputError, match=f"device '{wrong}': expected cpu, cuda"), joined(device=wrong):
+            pass
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("WORLD_SIZE", "4"), ("RANK", "3"), ("LOCAL_RANK", "2")):
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(DistributedError, match=r"process 3 of 4 is number 2 .from 0. on a machine with 2 GPUs"),
+        joined(),
+    ):
+        pass
+
+
+def test_under_torchrun_a_killed_process_ends_the_job_and_a_rerun_continues(tmp_path):
+    """The real launcher, two processes, one script; in the first run the second process is killed after some writes."""
     here = Path(__file__).parent
     script = tmp_path / "job.py"
     script.write_text(
-        "import sys\n"
+        "import os, signal, sys\n"
         "from small_stores import THREAT, examples, pool, settings\n"
         "from robboost.distributed import joined\n"
         "from robboost.store import fill_store\n"
+        "from robboost.store.disk import Disk\n"
         "with joined() as processes:\n"
         "    assert processes.size == 2\n"
+        "    honest, left = Disk.write, iter(range(int(sys.argv[2])))\n"
+        "    def write(self, *arguments):\n"
+        "        honest(self, *arguments)\n"
+        "        if processes.rank == 1 and next(left, None) is None:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    Disk.write = write\n"
         "    fill_store(sys.argv[1], pool(), examples(), THREAT, settings=settings(), processes=processes)\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent / "src")])}
-    subprocess.run([*command, str(tmp_path / "s")], env=environment, check=True, capture_output=True, timeout=120)
+
+    def job(writes: int) -> subprocess.CompletedProcess:
+        command = [*launcher, str(tmp_path / "s"), str(writes)]
+        return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=300)
+
+    killed = job(7)
+    assert killed.returncode != 0
+    assert "Signal 9 (SIGKILL)" in killed.stderr
+    store = BoundStore.open(str(tmp_path / "s"))
+    assert 0 < len(store.missing()) < 15
+    for member, shard in store.complete():
+        store.read(member, shard)
+    again = job(1000)
+    assert again.returncode == 0, again.stderr
     filled(tmp_path / "alone")
     assert fingerprint(tmp_path / "s") == fingerprint(tmp_path / "alone")
 

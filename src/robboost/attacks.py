@@ -25,6 +25,7 @@ from robboost.errors import InputError, SoundnessError
 from robboost.inputs import Progress, check_examples, in_float64
 from robboost.intervals import Share
 from robboost.journal import remembered
+from robboost.observability import span
 from robboost.threat import Threat
 
 __all__ = ["AttackSettings", "Attacked", "attack", "margins_at"]
@@ -221,6 +222,7 @@ def _within(progress: Progress | None, part: slice, total: int) -> Callable[[flo
     return tell
 
 
+@span("attack")
 def _attack_batch(
     model: nn.Module,
     x: Tensor,

@@ -91,21 +91,33 @@ ALONE = Processes()
 
 
 @contextmanager
-def joined(*, timeout: float = 1800.0) -> Iterator[Processes]:
-    """The processes that `torchrun` started, or `ALONE` without it.
+def joined(*, timeout: float = 1800.0, device: str = "cpu") -> Iterator[Processes]:
+    """The processes that `torchrun` started, or a single one without it.
 
     gloo carries CPU tensors and NCCL GPU ones. A process that dies ends the job: the others' next exchange fails with a
     `DistributedError`, at the latest after `timeout` seconds.
+
+    Args:
+        timeout: seconds that an exchange may take.
+        device: where a single process computes: "cpu", "cuda", ..., or "auto" for a GPU if there is one. Several
+            processes take one GPU each where there are GPUs, whatever is asked here.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield ALONE
+        yield replace(ALONE, device=_single_device(device))
         return
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    gpu = torch.cuda.is_available() and local < torch.cuda.device_count()
-    device = torch.device("cuda", local) if gpu else torch.device("cpu")
+    gpu = torch.cuda.is_available()
+    own = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
-        torch.cuda.set_device(device)
+        # Half of a job on GPUs and half on CPUs could not agree on how to talk, nor on the last bit of a bound.
+        if local >= (count := torch.cuda.device_count()):
+            raise DistributedError(
+                f"process {rank} of {size} is number {local} (from 0) on a machine with {count} GPUs:"
+                " expected at most one process a GPU, so start fewer (--nproc-per-node), or hide the GPUs"
+                " (CUDA_VISIBLE_DEVICES=) to compute on CPUs"
+            )
+        torch.cuda.set_device(own)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo",
@@ -118,9 +130,21 @@ def joined(*, timeout: float = 1800.0) -> Iterator[Processes]:
         raise DistributedError(
             f"process {rank} of {size} cannot join: {reason[:160]}; start it with torchrun"
         ) from None
-    yield Processes(rank, size, device)
+    yield Processes(rank, size, own)
     # Not in a finally: after a failure the others are gone, and taking leave of them would wait for the timeout.
     dist.destroy_process_group()
+
+
+def _single_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(f"device {name!r}: expected cpu, cuda, or another that PyTorch has here ({reason})") from None
+    return device
 
 
 def shared_examples(

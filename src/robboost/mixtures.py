@@ -19,6 +19,7 @@ from robboost.errors import InputError, SoundnessError
 from robboost.inputs import Progress, in_float64
 from robboost.journal import remembered
 from robboost.models import Pool
+from robboost.observability import span
 from robboost.threat import Norm, Threat
 from robboost.weights import Normalisers, WeightProblem, normalisers, weight_problem
 
@@ -200,7 +201,8 @@ def pool_bounds(
         judge = in_float64(member)
 
         def bound(part: slice, member: nn.Module = member, judge: nn.Module = judge) -> dict[str, Tensor]:
-            found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
+            with span("bounds"):
+                found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
             checked = checked_examples(first + part.start, part.stop - part.start, count)
             cross_check(member, found, x[part], y[part], threat, checked, options)
             slope = found.slope.detach().flatten(2)

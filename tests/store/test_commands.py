@@ -31,12 +31,22 @@ def test_fill_fit_verify_repair(tmp_path, capsys):
     for word in ("bounds", "rounding", "writing", "wall clock", "peak memory"):
         assert word in err
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events] == ["shard written"] * len(held["members"])
-    assert events[0]["pairs"] == 360
+    shards = ["shard written"] * len(held["members"])
+    assert [e["event"] for e in events] == ["command begun", "fill begun", *shards, "store complete", "command ended"]
+    assert events[1]["missing"] == len(shards)
+    assert events[2]["pairs"] == 360
+    assert events[-1]["error"] == ""
+    assert events[-1]["peak_memory"] > 10**7
 
     fit = ["fit", POOL, "--data", "mnist-small", "--limit", "40", "--kappa", "0.3", "--json"]
-    code, out, err = _run(capsys, *fit, "--store", store, "--out", tmp_path / "a.safetensors")
+    log = ["--profile", "--log", tmp_path / "fit.jsonl"]
+    code, out, err = _run(capsys, *log, *fit, "--store", store, "--out", tmp_path / "a.safetensors")
     assert code == 0, err
+    for word in ("passes over the slopes", "search between passes", "recomputing the proof", "waiting for the disk"):
+        assert word in err
+    events = [json.loads(line) for line in (tmp_path / "fit.jsonl").read_text().splitlines()]
+    assert {"pass", "solved"} < {e["event"] for e in events}
+    assert any(e["event"] == "solved" and e["gap"] <= 1e-6 and e["status"] == "optimal" for e in events)
     streamed = json.loads(out)
     code, out, err = _run(capsys, *fit, "--bounds", "ibp+crown-ibp", "--out", tmp_path / "b.safetensors")
     memory = json.loads(out)
@@ -55,8 +65,9 @@ def test_fill_fit_verify_repair(tmp_path, capsys):
     assert "checksum does not fit" in err
     code, out, _ = _run(capsys, "bounds", "--store", store, "--repair")
     assert (code, "removed:" in out) == (0, True)
-    code, _, err = _run(capsys, *fit, "--store", store, "--out", tmp_path / "a.safetensors")
+    code, _, err = _run(capsys, *log, *fit, "--store", store, "--out", tmp_path / "a.safetensors")
     assert code == 2
+    assert "shards are missing" in json.loads((tmp_path / "fit.jsonl").read_text().splitlines()[-1])["error"]
     assert "shards are missing" in err
     code, out, _ = _run(capsys, *fill)
     assert code == 0

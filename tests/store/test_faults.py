@@ -170,6 +170,19 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_store(tmp_path):
     assert _in_child(lambda: _message(lambda: _fill(tmp_path / "s"))) == "no error"
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    import fcntl
+
+    store = filled(tmp_path / "s")
+
+    def refuse(handle, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match=r"knows no locks \(No locks available\)"), store.writing():
+        pass
+
+
 def test_the_lock_of_a_killed_writer_is_free(tmp_path):
     store = filled(tmp_path / "s")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import robboost
 from robboost.cli import bench, boosting, catalogue, demo, ensembles, exports, reproduction, stores, training
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
-from robboost.observability import log_json, profiled, resources
+from robboost.observability import event, log_json, profiled, resources
 
 __all__ = ["app", "main"]
 
@@ -55,8 +56,24 @@ def _root(
     del version
     if log is not None:
         context.with_resource(log_json(context.with_resource(log.open("a", encoding="utf-8"))))
+        context.with_resource(_logged(context.invoked_subcommand or ""))
     if profile:
         context.with_resource(_profile())
+
+
+@contextmanager
+def _logged(command: str) -> Iterator[None]:
+    """First and last line of a command in the log; the last one also if it fails."""
+    event("command begun", {"command": command, "version": robboost.__version__})
+    began, error = time.perf_counter(), ""
+    try:
+        yield
+    except BaseException as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        seconds = time.perf_counter() - began
+        event("command ended", {"command": command, "seconds": seconds, "error": error, **resources().to_dict()})
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +22,7 @@ from robboost.errors import InputError
 from robboost.journal import resumable
 from robboost.mixtures import Progress as Tell
 from robboost.observability import resources
-from robboost.store.identity import hash_member
+from robboost.store import hash_member
 
 __all__ = ["check_writable", "fail", "progress", "resumed", "show", "to_json", "together", "write_text"]
 
@@ -79,9 +78,7 @@ def resumed(command: str, networks: Sequence[nn.Module], data: Sequence[Dataset]
 @contextmanager
 def together(alone: torch.device | None = None) -> Iterator[tuple[Processes, Tell | None]]:
     """The processes of the job, one without torchrun (on the device `alone`); the first shows progress for all."""
-    with joined() as processes:
-        if processes.size == 1 and alone is not None:
-            processes = replace(processes, device=alone)
+    with joined(device=str(alone or "cpu")) as processes:
         if processes.rank > 0:
             yield processes, None
             return

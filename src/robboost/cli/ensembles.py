@@ -41,6 +41,7 @@ from robboost.distributed import Processes, shared_examples
 from robboost.errors import InputError
 from robboost.fitting import RobBoost
 from robboost.models import Pool, save_model
+from robboost.observability import resources
 from robboost.report import write_report
 from robboost.store import BoundStore
 from robboost.stored import StoredBounds, stored_bounds
@@ -308,7 +309,7 @@ def compare_command(
             page = write_report(result, found, (test.images, test.labels), report, about=facts, progress=tell)
             sys.stderr.write(f"report: {page}\n")
     if save is not None:
-        write_text(save, to_json(result.to_dict()))
+        write_text(save, to_json({**result.to_dict(), "resources": resources().to_dict()}))
     show(result, as_json)
 
 

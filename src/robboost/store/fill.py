@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robboost.bounds import Options, checked_examples, cross_check, margin_bounds
 from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
-from robboost.observability import event, span
+from robboost.observability import event, resources, span
 from robboost.rounding import check_storage
 from robboost.store.bound_store import BoundStore, ShardBuffer
 from robboost.store.identity import Identity, identify, like, with_layout
@@ -104,6 +104,7 @@ def fill_store(
         _run(job, wanted, progress, processes)
         processes.barrier()
     store.require_complete()
+    event("store complete", {"store": store.url, "process": processes.rank, **resources().to_dict()})
     return store
 
 
@@ -167,6 +168,7 @@ def _run(job: _Job, wanted: Identity, progress: Progress | None, processes: Proc
     todo = [any((t, shard) not in complete for t in members) for members, shard in mine]
     if any(todo):
         identity.require_same_versions(wanted, store.url)
+    event("fill begun", {"store": store.url, "shards": len(mine), "missing": sum(todo), "process": processes.rank})
     buffers = [ShardBuffer(identity) for _ in mine[0][0]] if mine else []
     sizes = [len(members) * _length(store, shard) for members, shard in mine]
     done = 0

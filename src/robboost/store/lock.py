@@ -34,8 +34,13 @@ def writer_lock(disk: Disk) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise StoreError(_taken(disk.url, os.pread(handle, 4096, 0), "wait for it, or stop it")) from None
+        except OSError as error:
+            raise StoreError(
+                f"{disk.url}: this file system knows no locks ({error.strerror}), so two writers could not be kept"
+                " apart; mount it with locks (NFS 4, Lustre with -o flock), or name another place"
+            ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, _owner(), 0)
         # Left by a writer that was killed between writing a file and renaming it.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from robboost.observability import span
 from robboost.weights.master import Vector, minimise_model
 from robboost.weights.oracle import Pass
 from robboost.weights.problem import WeightProblem
@@ -74,6 +75,7 @@ class Bundle:
         """Passes that recomputing loss and bound takes: on a CPU one, since runs of pairs stay in a cache."""
         return 1 + len(self.proof) if self.problem.device.type == "cuda" else 1
 
+    @span("search between passes")
     def improve_bound(self, tolerance: float = 1e-9) -> torch.Tensor:
         """Minimises the model made of all cuts: its multipliers are a proof, its minimiser [T] a candidate."""
         model = _minimise_cuts(self._needed(), self.cuts, self.problem.kappa, tolerance=tolerance)
@@ -96,6 +98,7 @@ class Bundle:
             if bool((share > 0).any())
         )
 
+    @span("search between passes")
     def curved_step(self, curvature: Vector, tolerance: float = 1e-7) -> torch.Tensor:
         """Minimises the best pass's cuts plus curvature around it: Newton's step with the hinge kept exact."""
         best = self._needed()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from robboost.observability import span
 from robboost.weights.master import Vector
 from robboost.weights.problem import WeightProblem
 
@@ -36,6 +37,7 @@ class Curvature:
     passes: float
 
 
+@span("curvature from a sample")
 def estimate_curvature(
     problem: WeightProblem, weights: torch.Tensor, costs: torch.Tensor, allowed: float
 ) -> Curvature | None:
@@ -72,7 +74,7 @@ def estimate_curvature(
         matrix = torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes
         return Curvature(matrix=(factor * matrix).cpu().numpy(), width=0.0, passes=passes)
     # Rows without any slope (dead pixels) have no part in the kinks.
-    live = columns.abs().amax(0) > 0
+    live = (columns != 0).any(0)
     size = mixed.abs()[live]
     rows = columns[:, live]
     if size.numel() == 0:

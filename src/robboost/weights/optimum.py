@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from robboost.observability import event
 from robboost.weights.bundle import Bundle, Cut
 from robboost.weights.curvature import Curvature, estimate_curvature
 from robboost.weights.oracle import checked_pass
@@ -44,6 +45,7 @@ class Clock:
 
     def note(self, objective: float, bound: float) -> None:
         self.history.append(Progress(self.passes, self.seconds, objective, bound))
+        event("pass", {"passes": self.passes, "seconds": self.seconds, "objective": objective, "bound": bound})
 
     def expired(self, reserve: float) -> Status | None:
         """The limit that the next pass would break, with `reserve` passes kept for the proof."""
@@ -164,6 +166,9 @@ def finish(problem: WeightProblem, bundle: Bundle, clock: Clock, *, method: Meth
         status = "optimal"
     elif status == "optimal":
         status = "stalled"
+    sizes = {"pairs": problem.n_pairs, "members": problem.n_members}
+    spent = {"passes": clock.passes, "seconds": clock.seconds}
+    event("solved", {"method": method, "status": status, "objective": checked.loss, "gap": gap, **sizes, **spent})
     return Solution(
         weights=tuple(bundle.best.weights.tolist()),
         objective=checked.loss,

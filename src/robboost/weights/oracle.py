@@ -5,12 +5,14 @@ The plain PyTorch form, in float64, is the reference. Where a compiled kernel ex
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 
 from robboost.errors import InputError
+from robboost.observability import span
 from robboost.weights.problem import Norm, WeightProblem
 
 __all__ = ["Pass", "answer", "checked_pass", "euclidean", "evaluate_columns", "fast_pass", "reference_pass"]
@@ -72,8 +74,8 @@ def euclidean(values: torch.Tensor) -> torch.Tensor:
 
 def reference_pass(problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, sized: bool = True) -> Pass:
     """One pass over a whole problem, in chunks, in float64: the twin that the kernels are checked against."""
-    parts = [evaluate_columns(columns, weights, width, problem.norm, sized=sized) for _, columns in problem.chunks()]
-    return _joined(problem, parts)
+    parts = (evaluate_columns(columns, weights, width, problem.norm, sized=sized) for _, columns in problem.chunks())
+    return _collected(problem, parts, sized)
 
 
 def fast_pass(
@@ -86,7 +88,8 @@ def fast_pass(
     slopes = problem.slopes
     if slopes.is_meta:
         runs = problem.runs(problem.n_pairs)
-        return _joined(problem, [fast_pass(run, weights, width, double=double, threads=threads) for _, run in runs])
+        parts = (fast_pass(run, weights, width, double=double, threads=threads) for _, run in runs)
+        return _collected(problem, parts, double)
     fits = problem.norm == "linf" and (slopes.stride(2) == 1 or problem.dim == 1)
     if fits and slopes.is_cuda and find_spec("triton"):
         from robboost.weights.kernel_gpu import gpu_pass
@@ -99,6 +102,7 @@ def fast_pass(
     return reference_pass(problem, weights, width, sized=double)
 
 
+@span("passes over the slopes")
 def checked_pass(
     problem: WeightProblem, weights: torch.Tensor, width: float = 0.0, *, double: bool = False, threads: int = 1
 ) -> Pass:
@@ -111,13 +115,23 @@ def checked_pass(
     return result
 
 
-def _joined(problem: WeightProblem, parts: list[Pass]) -> Pass:
-    """The pass over all pairs from those over runs of them."""
-    # A process may hold no pair at all.
-    none = torch.zeros(0, problem.n_members, dtype=torch.float64, device=problem.device)
-    norms = problem.whole(torch.cat([none[:, 0], *(p.norms for p in parts)]))
-    slopes = problem.whole(torch.cat([none, *(p.slopes for p in parts)]))
-    if any(p.sizes is None for p in parts):
-        return Pass(norms=norms, slopes=slopes)
-    sizes = problem.whole(torch.cat([none[:, 0], *(p.sizes for p in parts if p.sizes is not None)]))
-    return Pass(norms=norms, slopes=slopes, sizes=sizes)
+def _collected(problem: WeightProblem, parts: Iterable[Pass], sized: bool) -> Pass:
+    """The pass over all pairs from those over runs of them; `sized`: their sizes too, which every part then holds.
+
+    Their place is set aside at the start: results kept among the temporaries of every run leave holes in the heap, and
+    a stream then holds most of what it was to hold only for a moment.
+    """
+    count = problem.own_pairs
+    norms = torch.empty(count, dtype=torch.float64, device=problem.device)
+    slopes = torch.empty(count, problem.n_members, dtype=torch.float64, device=problem.device)
+    sizes = torch.full((count if sized else 0,), torch.inf, dtype=torch.float64, device=problem.device)
+    first = 0
+    for part in parts:
+        last = first + len(part.norms)
+        norms[first:last], slopes[first:last] = part.norms, part.slopes
+        if sized and part.sizes is not None:
+            sizes[first:last] = part.sizes
+        first = last
+    # Asked of every process alike, also of one that holds no pair.
+    whole = problem.whole(norms), problem.whole(slopes)
+    return Pass(*whole, problem.whole(sizes) if sized else None)

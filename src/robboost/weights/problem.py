@@ -63,6 +63,11 @@ class WeightProblem:
         return int(self.slopes.shape[1])
 
     @property
+    def own_pairs(self) -> int:
+        """Pairs that `runs` visits: all of them here, a part where processes share them."""
+        return self.n_pairs
+
+    @property
     def dim(self) -> int:
         return int(self.slopes.shape[2])
 

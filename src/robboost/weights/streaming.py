@@ -132,6 +132,10 @@ class StreamedProblem(WeightProblem):
     first: int = field(default=0, kw_only=True)
 
     @property
+    def own_pairs(self) -> int:
+        return self.stream.shape[1]
+
+    @property
     def device(self) -> torch.device:
         return self.intercepts.device
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from robboost.observability import span
 from robboost.weights.oracle import evaluate_columns, fast_pass
 from robboost.weights.problem import Array, WeightProblem, check_weights
 
@@ -57,6 +58,7 @@ class Recomputed:
     passes: int
 
 
+@span("recomputing the proof")
 def recompute(
     problem: WeightProblem, weights: torch.Tensor, proof: Sequence[DualPoint], *, threads: int = 1
 ) -> Recomputed:
