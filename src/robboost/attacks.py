@@ -25,6 +25,7 @@ from robboost.errors import InputError, SoundnessError
 from robboost.inputs import Progress, check_examples, in_float64
 from robboost.intervals import Share
 from robboost.journal import remembered
+from robboost.observability import span
 from robboost.threat import Threat
 
 __all__ = ["AttackSettings", "Attacked", "attack", "margins_at"]
@@ -208,7 +209,8 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
 
 
 def _as_step(work: Callable[[], Tensor]) -> dict[str, Tensor]:
-    return {"point": work()}
+    with span("attack"):
+        return {"point": work()}
 
 
 def _within(progress: Progress | None, part: slice, total: int) -> Callable[[float], None]:

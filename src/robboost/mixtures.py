@@ -19,6 +19,7 @@ from robboost.errors import InputError, SoundnessError
 from robboost.inputs import Progress, in_float64
 from robboost.journal import remembered
 from robboost.models import Pool
+from robboost.observability import span
 from robboost.threat import Norm, Threat
 from robboost.weights import Normalisers, WeightProblem, normalisers, weight_problem
 
@@ -195,7 +196,8 @@ def pool_bounds(
         judge = in_float64(member)
 
         def bound(part: slice, member: nn.Module = member, judge: nn.Module = judge) -> dict[str, Tensor]:
-            found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
+            with span("bounds"):
+                found = margin_bounds(member, x[part], y[part], threat, name, precision=precision, options=options)
             slope = found.slope.detach().flatten(2)
             moved = torch.einsum("njd,nd->nj", slope.to(torch.float64), shift[part])
             with torch.no_grad():
@@ -289,14 +291,15 @@ def _prove_part(
     same = [pool_bounds(pool, x, y, threat, method=part, precision=precision) for part in parts]
     ways = same if len(same) == 1 else [*same, _tightest(same)]
     rows, nears = [], []
-    for mix in mixes:
-        best = ways[0].mix(mix)
-        for way in ways[1:]:
-            other = way.mix(mix)
-            better = (other.lower > best.lower) | best.lower.isnan()
-            best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
-        rows.append(best.lower)
-        nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
+    with span("sums of mixes"):
+        for mix in mixes:
+            best = ways[0].mix(mix)
+            for way in ways[1:]:
+                other = way.mix(mix)
+                better = (other.lower > best.lower) | best.lower.isnan()
+                best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
+            rows.append(best.lower)
+            nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
     correct = torch.stack([ways[0].correct(mix) for mix in mixes])
     return torch.stack(rows), torch.stack(nears), correct
 
