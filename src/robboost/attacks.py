@@ -209,7 +209,8 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
 
 
 def _as_step(work: Callable[[], Tensor]) -> dict[str, Tensor]:
-    return {"point": work()}
+    with span("attack"):
+        return {"point": work()}
 
 
 def _within(progress: Progress | None, part: slice, total: int) -> Callable[[float], None]:

@@ -16,6 +16,7 @@ from robboost.journal import remembered
 from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
+from robboost.observability import span
 from robboost.selection import Candidate, Limits, Selection
 from robboost.stored import StoredBounds
 from robboost.threat import Threat
@@ -232,7 +233,8 @@ class RobBoost:
 
     def _solve(self, selection: Selection, kappa: float, *, everything: bool) -> Solution:
         def solved() -> dict[str, Tensor]:
-            text = selection.solve(kappa, self.method, everything=everything).to_json()
+            with span("weights"):
+                text = selection.solve(kappa, self.method, everything=everything).to_json()
             return {"solution": torch.tensor(list(text.encode()), dtype=torch.uint8)}
 
         step = remembered(f"weights {self.method} {kappa:g} {everything}", solved)

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -155,8 +155,9 @@ def _forget(root: Path) -> None:
     """Removes what was interrupted long ago and never continued."""
     oldest = time.time() - 86400 * _FORGOTTEN_DAYS
     for folder in root.iterdir():
-        if folder.is_dir() and folder.stat().st_mtime < oldest:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another run may be done with it at this moment
+            if folder.is_dir() and folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

@@ -300,14 +300,15 @@ def _prove_part(
     same = [pool_bounds(pool, x, y, threat, method=part, precision=precision, place=place) for part in parts]
     ways = same if len(same) == 1 else [*same, _tightest(same)]
     rows, nears = [], []
-    for mix in mixes:
-        best = ways[0].mix(mix)
-        for way in ways[1:]:
-            other = way.mix(mix)
-            better = (other.lower > best.lower) | best.lower.isnan()
-            best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
-        rows.append(best.lower)
-        nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
+    with span("sums of mixes"):
+        for mix in mixes:
+            best = ways[0].mix(mix)
+            for way in ways[1:]:
+                other = way.mix(mix)
+                better = (other.lower > best.lower) | best.lower.isnan()
+                best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
+            rows.append(best.lower)
+            nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
     correct = torch.stack([ways[0].correct(mix) for mix in mixes])
     return torch.stack(rows), torch.stack(nears), correct
 

@@ -16,6 +16,7 @@ from robboost.intervals import Share
 from robboost.journal import remembered
 from robboost.mixtures import Proof
 from robboost.models.architectures import float32_bytes
+from robboost.observability import span
 
 __all__ = ["Row", "cascade_row", "network_rows", "oracle_rows", "vote_row"]
 
@@ -127,7 +128,8 @@ def vote_row(
 
 def cascade_row(cascade: Cascade, fit: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: list[Tensor]) -> Row:
     def judged() -> dict[str, Tensor]:
-        wrong = cascade.verdicts(*test, points)
+        with span("cascade"):
+            wrong = cascade.verdicts(*test, points)
         return {"fit": cascade.certified(*fit), "test": cascade.certified(*test), **wrong._asdict()}
 
     found = remembered("cascade", judged)

@@ -128,8 +128,9 @@ def fit(
         engine = bounds if stored is None else stored.method
         estimator = RobBoost(threat, kappa=_kappa(kappa), method=method, bounds=engine, max_members=max_members,
                              max_megabytes=max_megabytes)  # fmt: skip
-        about = {**estimator.get_params(), "threat": vars(threat), "store": store, "rank": processes.rank}
-        with resumed("fit", found.models, [images], **about, processes=processes.size):
+        known = None if stored is None else str(stored.store.identity)
+        about = {**estimator.get_params(), "threat": vars(threat), "store": known, "rank": processes.rank}
+        with resumed("fit", found.models, [images], **about, processes=processes.size, device=str(place)):
             if stored is None:
                 to_device(found, place)
                 fitted = estimator.fit(found, images.images, images.labels, progress=tell)
@@ -185,7 +186,7 @@ def certify_command(
     with together(place) as (processes, tell):
         network.to(processes.device)
         about = {"threat": vars(threat), "bounds": method, "rank": processes.rank, "processes": processes.size}
-        with resumed("certify", [network], [images], **about):
+        with resumed("certify", [network], [images], **about, device=str(place)):
             certificate = shared_examples(
                 processes,
                 (images.images, images.labels),
@@ -236,7 +237,7 @@ def attack_command(
         # A batch for each process, at least.
         settings = replace(settings, batch_size=min(settings.batch_size, -(-len(images) // processes.size)))
         about = {"threat": vars(threat), "settings": vars(settings), "rank": processes.rank}
-        with resumed("attack", [network], [images], **about, processes=processes.size):
+        with resumed("attack", [network], [images], **about, processes=processes.size, device=str(place)):
             result = shared_examples(
                 processes,
                 (images.images, images.labels),
@@ -293,7 +294,7 @@ def compare_command(
         robboost={"kappa": _kappa(kappa), "max_members": max_members, "max_megabytes": max_megabytes},
         attack=None if steps == 0 else AttackSettings(steps=steps, restarts=restarts, autoattack=autoattack),
     )
-    about = {"threat": vars(threat), "settings": vars(settings), "report": report is not None}
+    about = {"threat": vars(threat), "settings": vars(settings), "report": report is not None, "device": device}
     to_device(found, place)
     with progress() as tell, resumed("compare", found.models, [held, test], **about):
         result = compare(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from robboost.cli.console import check_writable, progress, show
-from robboost.cli.options import JsonOption, LimitOption, ThreadsOption, set_threads
+from robboost.cli.options import JsonOption, LimitOption, ThreadsOption, open_device, set_threads
 from robboost.data import Dataset, load_dataset
 from robboost.errors import DivergedError
 from robboost.models import PoolMember, write_pool
@@ -43,6 +43,7 @@ def train(
     Interrupted, the same command continues from the last state that was saved.
     """
     set_threads(threads)
+    open_device(device)
     check_writable(out / "manifest.json")
     config = load_pool(pool)
     if epochs is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from robboost.comparison import Comparison
 from robboost.errors import InputError
 from robboost.mixtures import Members, Progress
+from robboost.observability import span
 from robboost.report.figures import captions, figures, to_png, to_svg
 from robboost.report.study import study
 from robboost.tables import comparison_html, percent, test_sentence
@@ -45,9 +46,10 @@ def write_report(
     """
     x, y = test
     found = study(comparison, pool, x, y, progress=progress)
-    drawn = figures(comparison, found, x, y)
+    with span("drawing"):
+        drawn = figures(comparison, found, x, y)
+        pictures = {name: to_svg(figure) for name, figure in drawn.items()}
     target = Path(folder)
-    pictures = {name: to_svg(figure) for name, figure in drawn.items()}
     page = _page(comparison, pictures, captions(found), {**comparison.provenance, **(about or {})})
     try:
         (target / "figures").mkdir(parents=True, exist_ok=True)
