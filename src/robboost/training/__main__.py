@@ -62,16 +62,17 @@ def _limited(data: Dataset, limit: int | None) -> Dataset:
 
 
 def _say(progress: Progress) -> None:
+    kind = "estimate" if progress.estimated else "robust"
     sys.stdout.write(
         f"{progress.member:32s} epoch {progress.epoch:3d}/{progress.epochs} loss {progress.loss:7.4f}"
-        f" robust {progress.robust:6.3f} {progress.seconds:6.0f} s, {progress.seconds_left:.0f} s left\n"
+        f" {kind} {progress.robust:6.3f} {progress.seconds:6.0f} s, {progress.seconds_left:.0f} s left\n"
     )
     sys.stdout.flush()
 
 
 def _write_figures(pools: list[PoolConfig], trained: list[Trained], out: Path) -> None:
     """DIR/POOL/figures.json for each pool, and the table."""
-    lines = [f"{'held-out error, %':34s} epochs  clean    ibp  crown   best"]
+    lines = [f"{'held-out error, %':34s} epochs  clean    ibp  crown   best  same-slope"]
     for pool in pools:
         mine = [member for member in trained if member.config.pool == pool.name]
         entries = {}

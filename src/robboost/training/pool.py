@@ -55,7 +55,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told about one member."""
+    """What a progress callback is told about one member; estimated: `robust` rests on estimated bounds."""
 
     member: str
     epoch: int
@@ -64,6 +64,7 @@ class Progress:
     robust: float
     seconds: float
     seconds_left: float
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,7 @@ class _Run:
                         entries[-1]["robust"],
                         self.last_report - self.start,
                         seconds_left,
+                        member.config.estimated,
                     )
                 )
 
