@@ -62,6 +62,7 @@ def test_every_recipe_is_valid_and_at_most_ten_megabytes(name: str) -> None:
         ({"pool": ".."}, "it names a file"),
         ({"architecture": 3}, "architecture=3: expected text"),
         ({"pixel_share": 0.0}, "pixel_share=0"),
+        ({"projections": 31}, "projections=31: expected 0 for method 'ibp'"),
     ],
 )
 def test_a_wrong_entry_is_named(entries: dict, message: str) -> None:

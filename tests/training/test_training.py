@@ -12,6 +12,7 @@ from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError, InputError
 from robboost.models import PixelMask, read_pool
 from robboost.training import Progress, RunOptions, TrainConfig, train, train_pool
+from robboost.training import __main__ as training_main
 from robboost.training import member as member_module
 from robboost.training.losses import LOSSES, METHODS
 from robboost.training.manifest import save_pool
@@ -156,6 +157,46 @@ def test_a_pool_is_saved_with_a_manifest(data: Dataset, heldout: Dataset, tmp_pa
     assert save_pool(tmp_path / "q", lost, data) is None
 
 
+def test_training_sees_the_train_split_and_measures_on_heldout_alone(
+    data: Dataset, heldout: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.toml").write_text(
+        'name = "p"\ndataset = "mnist-small"\n[[members]]\narchitecture = "conv 4 4x4/4"\nbatch = 50\n'
+    )
+    asked: list[str] = []
+    seen: list[torch.Tensor] = []
+
+    def load(name: str, *, split: str) -> Dataset:
+        asked.append(split)
+        return rb.load_dataset(name, split=split)
+
+    def spy(configs, images, **rest):
+        seen.append(images.indices)
+        assert images.split == "train"
+        assert rest["heldout"].split == "heldout"
+        return train_pool(configs, images, **rest)
+
+    monkeypatch.setattr(training_main, "load_dataset", load)
+    monkeypatch.setattr(training_main, "train_pool", spy)
+    arguments = [str(tmp_path / "p.toml"), "--out", str(tmp_path), "--epochs", "1", "--limit", "200", "--device", "cpu"]
+    assert training_main.main(arguments) == 0
+    assert asked == ["train", "heldout"]  # never "test"
+    everything = rb.load_dataset("mnist-small", split="heldout").indices
+    assert not set(seen[0].tolist()) & set(everything.tolist())
+
+
+@pytest.mark.full_data
+@pytest.mark.parametrize(("name", "count"), [("mnist", 55_000), ("cifar10", 45_000)])
+def test_official_training_images_and_the_5000_held_out_are_apart(name: str, count: int) -> None:
+    images, held = (rb.load_dataset(name, split=split) for split in ("train", "heldout"))
+    assert len(images) == count
+    assert len(held) == 5_000
+    assert not set(images.indices.tolist()) & set(held.indices.tolist())
+    digests = {hash(image.numpy().tobytes()) for image in held.images}
+    twice = sum(hash(image.numpy().tobytes()) in digests for image in images.images)
+    assert twice <= 5  # CIFAR-10 itself holds a few images twice
+
+
 def test_a_pixel_mask_is_inside_the_network(data: Dataset) -> None:
     trained = train(config(epochs=1, pixel_share=0.8, batch_norm=False), data.take(300))
     assert isinstance(trained.model[0], PixelMask)
@@ -220,6 +261,22 @@ def test_a_time_limit_cuts_the_epochs(data: Dataset) -> None:
     trained = train(config(epochs=2000), data.take(300), options=RunOptions(minutes=0.03))
     assert 1 <= len(trained.history) <= trained.config.epochs < 2000
     assert trained.history[0]["eps"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"minutes": 0.0}, "minutes=0: expected a finite number above 0"),
+        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"streams": 0}, "streams=0: expected at least 1"),
+        ({"device": "gpu9"}, "device='gpu9': cannot be used here"),
+    ],
+)
+def test_where_and_how_long_is_checked(entries: dict, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _ = RunOptions(**entries).chosen_device
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_input_is_refused(data: Dataset, tmp_path: Path) -> None:

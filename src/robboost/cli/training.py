@@ -41,6 +41,7 @@ def train(
 ) -> None:
     """Train a pool on the "train" split and write it with its manifest; "heldout" only measures.
 
+    The folder also gets a log and a state of every member, and the curves of all as training.svg.
     Interrupted, the same command continues from the last state that was saved.
     """
     set_threads(threads)
@@ -69,6 +70,7 @@ def train(
         raise DivergedError(f"{pool}: no member stayed finite; expected finite losses: lower lr, or lengthen the ramp")
     members = [_member(member, images) for member in kept]
     write_pool(out, members, _notes(config, name, kept))
+    _draw(out)
     for member in trained:
         if member.diverged:
             sys.stderr.write(f"robboost: {member.config.label} diverged and is left out\n")
@@ -80,6 +82,14 @@ def train(
         for label, values in summary.items()
     ]
     show({"members": summary, "pool": str(out)} if as_json else "\n".join([*lines, f"pool: {out}"]), as_json)
+
+
+def _draw(out: Path) -> None:
+    """OUT/training.svg: the curves of all members."""
+    from robboost.report.figures import to_svg
+    from robboost.report.training_curves import training_curves
+
+    (out / "training.svg").write_text(to_svg(training_curves(out)), encoding="utf-8")
 
 
 def _percent(share: float | None) -> str:

@@ -16,6 +16,9 @@ from robboost.training.evaluation import uniform_error
 from robboost.training.manifest import save_pool
 from robboost.training.pool import Progress, RunOptions, Trained, train_pool
 
+# What a data set gets after others have taken all the time: enough for an epoch to start.
+_LEAST_MINUTES = 0.01
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Trains the pools, those of one data set together, and prints a table; 0: done, 2: wrong input."""
@@ -40,12 +43,14 @@ def _run(options: argparse.Namespace) -> None:
     pools = [load_pool(name) for name in options.pools]
     if options.epochs is not None:
         pools = [replace(p, members=tuple(m.with_epochs(options.epochs) for m in p.members)) for p in pools]
+    RunOptions(minutes=options.minutes, streams=options.streams)  # says now what is wrong with them
     names = sorted({pool.dataset for pool in pools})
     start = time.monotonic()
     for position, name in enumerate(names):
         minutes = None
         if options.minutes is not None:
             minutes = (options.minutes - (time.monotonic() - start) / 60) / (len(names) - position)
+            minutes = max(minutes, _LEAST_MINUTES)
         chosen = [pool for pool in pools if pool.dataset == name]
         run = RunOptions(out=options.out, device=options.device, minutes=minutes, streams=options.streams)
         data, heldout = (_limited(load_dataset(name, split=split), options.limit) for split in ("train", "heldout"))
