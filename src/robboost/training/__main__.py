@@ -43,7 +43,8 @@ def _run(options: argparse.Namespace) -> None:
     pools = [load_pool(name) for name in options.pools]
     if options.epochs is not None:
         pools = [replace(p, members=tuple(m.with_epochs(options.epochs) for m in p.members)) for p in pools]
-    RunOptions(minutes=options.minutes, streams=options.streams)  # says now what is wrong with them
+    # Says now, and not after the data have been read, what is wrong with them.
+    _ = RunOptions(device=options.device, minutes=options.minutes, streams=options.streams).chosen_device
     names = sorted({pool.dataset for pool in pools})
     start = time.monotonic()
     for position, name in enumerate(names):

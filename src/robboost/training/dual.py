@@ -63,7 +63,7 @@ def dual_trace(
     streams = None
     if noise is not None:
         run.noise = list(noise.split(source_sizes(net), dim=1))
-        streams = _times(run.noise[0].view(len(noise), 1, *net.input_shape), radius)
+        streams = (_columns(run.noise[0], net.input_shape) * radius).flatten(0, 1)
     centre, _ = run.forward(net.trunk, centre, streams)
     return Trace(centre, centre, run.relus)
 
@@ -116,7 +116,7 @@ class _Run:
         half = shift / 2
         if streams is not None:
             assert self.noise is not None
-            fresh = self.noise[op.index + 1].view(-1, 1, *c.shape[1:])
+            fresh = _columns(self.noise[op.index + 1], c.shape[1:])
             streams = torch.addcmul(fresh * half, self._split(streams), slope).flatten(0, 1)
         return c * slope + half, streams
 
@@ -202,9 +202,12 @@ def _reach(slope: Tensor, width: Tensor) -> Tensor:
     return torch.bmm(rows, flat.unsqueeze(2)).squeeze(2)
 
 
-def _times(noise: Tensor, radius: Tensor) -> Tensor:
-    """[projections, 1, ...] times [N or 1, ...], flattened to [projections * (N or 1), ...]."""
-    return (noise * radius).flatten(0, 1)
+def _columns(noise: Tensor, shape: Sequence[int]) -> Tensor:
+    """[projections, numbers] as [projections, 1, *shape], with channels last in memory as convolutions leave them."""
+    if len(shape) != 3:
+        return noise.view(len(noise), 1, *shape)
+    channels, height, width = shape
+    return noise.view(len(noise), 1, height, width, channels).permute(0, 1, 4, 2, 3)
 
 
 def _is_layer(prefix: Sequence[Op]) -> bool:

@@ -207,7 +207,7 @@ class Member:
             noise = self.noise.index_select(0, position).view(x.shape).to(x.dtype) * (2 / 255) - 1
         if self.config.projections:
             places = (self._places + position * _BANK_STRIDE) % len(self.bank)
-            noise = self.bank[places].view(self.config.projections, -1)
+            noise = self.bank.index_select(0, places).view(self.config.projections, -1)
         y = self.data.labels.index_select(0, chosen)
         return Batch(x, y, chosen, noise, eps=scalars[0], mixture=scalars[1], crown_share=scalars[2])
 

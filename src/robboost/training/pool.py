@@ -49,6 +49,8 @@ class RunOptions:
     report_seconds: float = 20.0
 
     def __post_init__(self) -> None:
+        if self.out is not None:
+            object.__setattr__(self, "out", Path(self.out))
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise InputError(f"minutes={self.minutes:g}: expected a finite number above 0")
         if self.streams < 1:
