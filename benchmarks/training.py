@@ -123,6 +123,8 @@ def check_recording(data: DeviceData) -> None:
         TrainConfig("A", method="mtl-ibp", mixture=0.5, shift=1, warmup=0, ramp=0.1, epochs=1, batch_norm=True),
         TrainConfig("A", method="crown-ibp", mixture=0.5, warmup=0, ramp=0.1, epochs=1),
         TrainConfig("B", method="sabr", attack_steps=2, warmup=0, ramp=0.1, epochs=1, seed=3),
+        TrainConfig("A", method="wong-kolter", batch=64, warmup=0, ramp=0.1, epochs=1, init="default"),
+        TrainConfig("K", method="wong-kolter", batch=64, projections=31, warmup=0, ramp=0.1, epochs=1, init="default"),
     ]
     flats = []
     for capture in (False, True):
@@ -185,10 +187,11 @@ def main() -> None:
             "7 deep": ([DEEP] * 7, False),
             "7 strided, batch norm": ([STRIDED] * 7, True),
         }
+        dual = {"method": "wong-kolter", "projections": 31, "batch": 64, "init": "default", "epochs": 2}
         for name, (structures, batch_norm) in pools.items():
             shared = {"batch": options.batch, "batch_norm": batch_norm, "epochs": 2}
             configs = [TrainConfig(s, seed=i, **shared) for i, s in enumerate(structures)]
-            counts = (1, 4, 8, 16) if name == "7 deep, batch norm" else (8,)
+            counts = (1, 8) if name == "7 deep, batch norm" else (8,)
             times = {n: pool_epoch_seconds(configs, bare, n, options.steps) for n in counts}
             line = ", ".join(f"{n} streams {t:.2f}" for n, t in times.items())
             if not batch_norm:
@@ -196,6 +199,10 @@ def main() -> None:
                 line += f"; plain loop {plain:.2f}: {plain / min(times.values()):.1f} times as long"
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
             print(f"{name}, seconds an epoch: {line} (at most {memory:.1f} GiB)", flush=True)
+        if device.type == "cuda":
+            configs = [TrainConfig(s, seed=i, **dual) for i, s in enumerate(PAPER_MNIST)]
+            seconds = pool_epoch_seconds(configs, bare, 8, options.steps)
+            print(f"paper A-L, wong-kolter, 31 projections, batch 64, seconds an epoch: {seconds:.2f}", flush=True)
         if options.profile:
             profile(TrainConfig(DEEP, batch=options.batch, batch_norm=True, epochs=2), bare)
 

@@ -169,6 +169,7 @@ def test_train_writes_a_pool_with_its_manifest(tmp_path, monkeypatch, capsys):
     manifest = json.loads(Path("trained/manifest.json").read_text())
     assert manifest["notes"]["dataset"] == "mnist-small"
     assert manifest["notes"]["threat"]["eps"] == 0.05
+    assert "<svg" in Path("trained/training.svg").read_text()
     # What was trained can be used at once, its data and threat are known.
     assert call("fit", "trained", "--limit", 30, "--bounds", "ibp", "--out", "mix.safetensors") == 0
 

@@ -37,8 +37,8 @@ def test_members_are_laid_over_the_defaults(tmp_path: Path) -> None:
 def test_every_recipe_is_valid_and_at_most_ten_megabytes(name: str) -> None:
     pool = recipe(name)
     shape = (3, 32, 32) if pool.dataset == "cifar10" else (1, 28, 28)
-    # The paper's own CIFAR-10 models add up to 10.02 MiB; what is trained to beat them has 10 MB at most.
-    limit = 10.02 * 2**20 if name.startswith("paper-") else 10e6
+    # The paper's own CIFAR-10 models add up to 10.03 MiB; what is trained to beat them has 10 MB at most.
+    limit = 10.03 * 2**20 if name.startswith("paper-") else 10e6
     assert sum(float32_bytes(build(m.architecture, shape)) for m in pool.members) <= limit
     assert all(member.eps == pool.members[0].eps <= member.final_eps for member in pool.members)
 
@@ -62,6 +62,7 @@ def test_every_recipe_is_valid_and_at_most_ten_megabytes(name: str) -> None:
         ({"pool": ".."}, "it names a file"),
         ({"architecture": 3}, "architecture=3: expected text"),
         ({"pixel_share": 0.0}, "pixel_share=0"),
+        ({"projections": 31}, "projections=31: expected 0 for method 'ibp'"),
     ],
 )
 def test_a_wrong_entry_is_named(entries: dict, message: str) -> None:

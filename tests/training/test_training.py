@@ -12,6 +12,7 @@ from robboost.data import Dataset
 from robboost.errors import CheckpointError, DivergedError, InputError
 from robboost.models import PixelMask, read_pool
 from robboost.training import Progress, RunOptions, TrainConfig, train, train_pool
+from robboost.training import __main__ as training_main
 from robboost.training import member as member_module
 from robboost.training.losses import LOSSES, METHODS
 from robboost.training.manifest import save_pool
@@ -35,9 +36,13 @@ def config(**entries) -> TrainConfig:
     return TrainConfig(**{**base, **entries})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "wong-kolter with projections"])
 def test_a_tiny_run_of_every_method_improves_its_figures(method: str, data: Dataset, heldout: Dataset) -> None:
-    chosen = config(method=method, mixture=0.5 if method in ("mtl-ibp", "cc-ibp") else 0.9, train_eps=0.06)
+    method, *estimated = method.split(" with ")
+    mixture = 0.5 if method in ("mtl-ibp", "cc-ibp") else 0.9
+    # Exact dual bounds take one backward pass for each hidden neuron behind the first layer: those are few here.
+    shape = "conv 4 4x4/4, fc 24" if method == "wong-kolter" else SMALL
+    chosen = config(method=method, mixture=mixture, architecture=shape, train_eps=0.06, projections=9 * len(estimated))
     trained = train(chosen, data, heldout=heldout)
     assert trained.figures is not None
     errors = trained.figures.errors()
@@ -46,32 +51,52 @@ def test_a_tiny_run_of_every_method_improves_its_figures(method: str, data: Data
         assert errors["clean_error"] < 0.35
     else:
         assert errors["verified_error"] < 0.65  # 0.9 for a guess
+    if method == "wong-kolter":
+        assert errors["verified_error"] <= errors["same_slope_error"] < 0.65
+        assert ("estimated_from" in trained.history[-1]) == bool(estimated)
     assert errors["clean_error"] <= errors["verified_error"] <= min(errors["ibp_error"], errors["crown_ibp_error"])
     wrong = (trained.model(heldout.images).argmax(1) != heldout.labels).float().mean().item()
     assert wrong == pytest.approx(errors["clean_error"], abs=0.011)
 
 
+# One of every method, the options that draw random numbers or keep a state of their own among them.
+FAMILIES = [
+    {"method": "natural", "shift": 1, "flip": True},
+    {"method": "adversarial", "attack_steps": 2},
+    {"method": "ibp", "average": 0.9, "pixel_share": 0.8, "l1": 1e-5},
+    {"method": "crown-ibp", "crown_share": 0.5, "mixture": 0.7},
+    {"method": "wong-kolter", "batch_norm": False},
+    {"method": "wong-kolter", "projections": 7, "average": 0.9, "name": "estimated"},
+    {"method": "mtl-ibp", "mixture": 0.5, "shift": 1, "average": 0.9},
+    {"method": "cc-ibp", "mixture": 0.5},
+    {"method": "sabr", "epochs": 1},
+]
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(data: Dataset, tmp_path: Path) -> None:
-    chosen = [config(method="mtl-ibp", mixture=0.5, shift=1, average=0.9, epochs=3), config(epochs=2, seed=1)]
-    whole = train_pool(chosen, data)
+    assert {family["method"] for family in FAMILIES} == set(METHODS)
+    small = data.take(240)
+    tiny = {"architecture": "conv 4 4x4/4, fc 16", "epochs": 3}
+    chosen = [config(**{**tiny, **family}) for family in FAMILIES]
+    whole = train_pool(chosen, small)
 
     class StopError(Exception):
         pass
 
     def interrupt(progress: Progress) -> None:
-        if progress.epoch == 1 and progress.member == chosen[1].label:
+        if progress.epoch == 1 and progress.member == chosen[-1].label:
             raise StopError
 
     options = RunOptions(out=tmp_path, report_seconds=0)
     with pytest.raises(StopError):
-        train_pool(chosen, data, options=options, progress=interrupt)
+        train_pool(chosen, small, options=options, progress=interrupt)
     seen: list[Progress] = []
-    resumed = train_pool(chosen, data, options=options, progress=seen.append)
-    assert min(p.epoch for p in seen) == 2
+    resumed = train_pool(chosen, small, options=options, progress=seen.append)
+    assert min(p.epoch for p in seen if p.member != chosen[-1].label) == 2
     for one, two in zip(whole, resumed, strict=True):
-        assert one.history == two.history
+        assert one.history == two.history, one.config.label
         for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
-            assert torch.equal(a, b)
+            assert torch.equal(a, b), one.config.label
 
 
 def test_a_seed_repeats_a_run_and_another_does_not(data: Dataset) -> None:
@@ -130,6 +155,46 @@ def test_a_pool_is_saved_with_a_manifest(data: Dataset, heldout: Dataset, tmp_pa
         read_pool(tmp_path / "p")
     lost = [dataclasses.replace(run, diverged=True) for run in trained]
     assert save_pool(tmp_path / "q", lost, data) is None
+
+
+def test_training_sees_the_train_split_and_measures_on_heldout_alone(
+    data: Dataset, heldout: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.toml").write_text(
+        'name = "p"\ndataset = "mnist-small"\n[[members]]\narchitecture = "conv 4 4x4/4"\nbatch = 50\n'
+    )
+    asked: list[str] = []
+    seen: list[torch.Tensor] = []
+
+    def load(name: str, *, split: str) -> Dataset:
+        asked.append(split)
+        return rb.load_dataset(name, split=split)
+
+    def spy(configs, images, **rest):
+        seen.append(images.indices)
+        assert images.split == "train"
+        assert rest["heldout"].split == "heldout"
+        return train_pool(configs, images, **rest)
+
+    monkeypatch.setattr(training_main, "load_dataset", load)
+    monkeypatch.setattr(training_main, "train_pool", spy)
+    arguments = [str(tmp_path / "p.toml"), "--out", str(tmp_path), "--epochs", "1", "--limit", "200", "--device", "cpu"]
+    assert training_main.main(arguments) == 0
+    assert asked == ["train", "heldout"]  # never "test"
+    everything = rb.load_dataset("mnist-small", split="heldout").indices
+    assert not set(seen[0].tolist()) & set(everything.tolist())
+
+
+@pytest.mark.full_data
+@pytest.mark.parametrize(("name", "count"), [("mnist", 55_000), ("cifar10", 45_000)])
+def test_official_training_images_and_the_5000_held_out_are_apart(name: str, count: int) -> None:
+    images, held = (rb.load_dataset(name, split=split) for split in ("train", "heldout"))
+    assert len(images) == count
+    assert len(held) == 5_000
+    assert not set(images.indices.tolist()) & set(held.indices.tolist())
+    digests = {hash(image.numpy().tobytes()) for image in held.images}
+    twice = sum(hash(image.numpy().tobytes()) in digests for image in images.images)
+    assert twice <= 5  # CIFAR-10 itself holds a few images twice
 
 
 def test_a_pixel_mask_is_inside_the_network(data: Dataset) -> None:
@@ -204,6 +269,22 @@ def test_a_time_limit_is_no_trouble_for_a_run_of_a_single_step(data: Dataset) ->
     trained = train(config(epochs=1), data.take(60), options=RunOptions(minutes=1))
     plain = train(config(epochs=1), data.take(60))
     assert trained.history == plain.history
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"minutes": 0.0}, "minutes=0: expected a finite number above 0"),
+        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"streams": 0}, "streams=0: expected at least 1"),
+        ({"device": "gpu9"}, "device='gpu9': cannot be used here"),
+    ],
+)
+def test_where_and_how_long_is_checked(entries: dict, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _ = RunOptions(**entries).chosen_device
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_input_is_refused(data: Dataset, tmp_path: Path) -> None:

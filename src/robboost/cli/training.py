@@ -16,6 +16,7 @@ from robboost.errors import DivergedError
 from robboost.models import PoolMember, write_pool
 from robboost.models.architectures import float32_bytes
 from robboost.training import PoolConfig, Progress, RunOptions, Trained, load_pool, train_pool
+from robboost.training.files import estimates
 
 __all__ = ["register"]
 
@@ -40,6 +41,7 @@ def train(
 ) -> None:
     """Train a pool on the "train" split and write it with its manifest; "heldout" only measures.
 
+    The folder also gets a log and a state of every member, and the curves of all as training.svg.
     Interrupted, the same command continues from the last state that was saved.
     """
     set_threads(threads)
@@ -69,16 +71,30 @@ def train(
         raise DivergedError(f"{pool}: no member stayed finite; expected finite losses: lower lr, or lengthen the ramp")
     members = [_member(member, images) for member in kept]
     write_pool(out, members, _notes(config, name, kept))
+    _draw(out)
     for member in trained:
         if member.diverged:
             sys.stderr.write(f"robboost: {member.config.label} diverged and is left out\n")
     summary = {member.name: dict(member.metrics) for member in members}
-    lines = [f"{'held-out error, %':<34} " + "  ".join(f"{key:>8}" for key in next(iter(summary.values())))]
+    keys = list(dict.fromkeys(key for values in summary.values() for key in values))
+    lines = [f"{'held-out error, %':<34} " + "  ".join(f"{key:>8}" for key in keys)]
     lines += [
-        f"{label:<34} " + "  ".join(f"{100 * value:8.2f}" for value in values.values())
+        f"{label:<34} " + "  ".join(_percent(values.get(key)).rjust(max(8, len(key))) for key in keys)
         for label, values in summary.items()
     ]
     show({"members": summary, "pool": str(out)} if as_json else "\n".join([*lines, f"pool: {out}"]), as_json)
+
+
+def _draw(out: Path) -> None:
+    """OUT/training.svg: the curves of all members."""
+    from robboost.report.figures import to_svg
+    from robboost.report.training_curves import training_curves
+
+    (out / "training.svg").write_text(to_svg(training_curves(out)), encoding="utf-8")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
 
 
 def _limited(data: Dataset, limit: int | None) -> Dataset:
@@ -100,7 +116,7 @@ def _member(trained: Trained, data: Dataset) -> PoolMember:
 
 def _notes(config: PoolConfig, dataset: str, kept: list[Trained]) -> dict[str, Any]:
     radii = {member.config.eps for member in kept}
-    notes: dict[str, Any] = {"recipe": config.name, "dataset": dataset}
+    notes: dict[str, Any] = {"recipe": config.name, "dataset": dataset, **estimates(m.config for m in kept)}
     if len(radii) == 1:
         notes["threat"] = {"eps": radii.pop(), "norm": "linf", "clip": [0.0, 1.0]}
     notes["megabytes"] = round(sum(float32_bytes(member.model) for member in kept) / 1e6, 3)

@@ -17,13 +17,13 @@ from torch import Tensor
 from robboost.comparison import Comparison
 from robboost.report.study import Slopes, Study
 
-__all__ = ["captions", "figures", "to_png", "to_svg"]
+__all__ = ["STYLE", "captions", "figures", "to_png", "to_svg"]
 
 # Okabe and Ito's palette, in tones that stand out on white and on black.
 _OURS, _UNIFORM, _BEST = "#0a84d0", "#e08a00", "#00a06d"
 # Drawn in this colour, and turned into the page's own text colour in the SVG.
 _INK = "#7f7f7e"
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "robboost",
     "font.family": "sans-serif",
@@ -59,14 +59,14 @@ def figures(comparison: Comparison, found: Study, x: Tensor, y: Tensor) -> dict[
         "slopes": partial(_slopes, found.slopes, comparison),
         "images": partial(_images, found, comparison.margins["RobBoost"], x, y),
     }
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         return {name: function() for name, function in draw.items()}
 
 
 def to_svg(figure: Figure) -> str:
     """The figure as an SVG element that takes its text colour from the page around it."""
     stream = io.StringIO()
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
@@ -79,7 +79,7 @@ def to_svg(figure: Figure) -> str:
 def to_png(figure: Figure) -> bytes:
     """The figure on white, at twice the resolution of a screen."""
     stream = io.BytesIO()
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure.savefig(stream, format="png", dpi=192, facecolor="white", metadata={"Software": None})
     return stream.getvalue()
 

@@ -16,6 +16,9 @@ from robboost.training.evaluation import uniform_error
 from robboost.training.manifest import save_pool
 from robboost.training.pool import Progress, RunOptions, Trained, train_pool
 
+# What a data set gets after others have taken all the time: enough for an epoch to start.
+_LEAST_MINUTES = 0.01
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Trains the pools, those of one data set together, and prints a table; 0: done, 2: wrong input."""
@@ -40,12 +43,15 @@ def _run(options: argparse.Namespace) -> None:
     pools = [load_pool(name) for name in options.pools]
     if options.epochs is not None:
         pools = [replace(p, members=tuple(m.with_epochs(options.epochs) for m in p.members)) for p in pools]
+    # Says now, and not after the data have been read, what is wrong with them.
+    _ = RunOptions(device=options.device, minutes=options.minutes, streams=options.streams).chosen_device
     names = sorted({pool.dataset for pool in pools})
     start = time.monotonic()
     for position, name in enumerate(names):
         minutes = None
         if options.minutes is not None:
             minutes = (options.minutes - (time.monotonic() - start) / 60) / (len(names) - position)
+            minutes = max(minutes, _LEAST_MINUTES)
         chosen = [pool for pool in pools if pool.dataset == name]
         run = RunOptions(out=options.out, device=options.device, minutes=minutes, streams=options.streams)
         data, heldout = (_limited(load_dataset(name, split=split), options.limit) for split in ("train", "heldout"))
@@ -62,16 +68,17 @@ def _limited(data: Dataset, limit: int | None) -> Dataset:
 
 
 def _say(progress: Progress) -> None:
+    kind = "estimate" if progress.estimated else "robust"
     sys.stdout.write(
         f"{progress.member:32s} epoch {progress.epoch:3d}/{progress.epochs} loss {progress.loss:7.4f}"
-        f" robust {progress.robust:6.3f} {progress.seconds:6.0f} s, {progress.seconds_left:.0f} s left\n"
+        f" {kind} {progress.robust:6.3f} {progress.seconds:6.0f} s, {progress.seconds_left:.0f} s left\n"
     )
     sys.stdout.flush()
 
 
 def _write_figures(pools: list[PoolConfig], trained: list[Trained], out: Path) -> None:
     """DIR/POOL/figures.json for each pool, and the table."""
-    lines = [f"{'held-out error, %':34s} epochs  clean    ibp  crown   best"]
+    lines = [f"{'held-out error, %':34s} epochs  clean    ibp  crown   best  same-slope"]
     for pool in pools:
         mine = [member for member in trained if member.config.pool == pool.name]
         entries = {}

@@ -91,6 +91,8 @@ class TrainConfig:
             raise InputError(
                 f"warmup={self.warmup:g} and ramp={self.ramp:g}: expected shares of the run that add up to at most 1"
             )
+        if self.projections and self.method != "wong-kolter":
+            raise InputError(f"projections={self.projections}: expected 0 for method {self.method!r}")
         if self.lr <= 0:
             raise InputError(f"lr={self.lr:g}: expected a number above 0")
         for value in (self.name, self.pool):
@@ -101,6 +103,11 @@ class TrainConfig:
     def final_eps(self) -> float:
         """The radius after the ramp."""
         return self.eps if self.train_eps is None else self.train_eps
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the bounds of the training loss are estimates: what the log calls robust is then no bound."""
+        return self.projections > 0
 
     @property
     def short_name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from robboost.models.files import write_atomically
 from robboost.training.config import TrainConfig
 from robboost.training.member import LOG, Member
 
-__all__ = ["history", "load_state", "notes", "save_history", "save_member", "save_state"]
+__all__ = ["estimates", "history", "load_state", "notes", "save_history", "save_member", "save_state"]
 
 
 def save_member(member: Member, folder: Path) -> Path:
@@ -32,17 +33,28 @@ def notes(config: TrainConfig) -> dict[str, Any]:
     return {"architecture": config.architecture, "config": config.as_dict(), "seed": config.seed}
 
 
+def estimates(configs: Iterable[TrainConfig]) -> dict[str, Any]:
+    """The manifest's note on members whose training bounds were estimates (their certificates are not)."""
+    names = [config.short_name for config in configs if config.estimated]
+    return {"trained_on_estimated_bounds": names} if names else {}
+
+
 def history(member: Member) -> list[dict[str, float]]:
-    """One entry per finished epoch: mean loss, share robust under the training bound, mean length of the gradient."""
+    """One entry per finished epoch: mean loss, share robust under the training bound, mean length of the gradient.
+
+    Where the training bound is an estimate, the entry says from how many projections.
+    """
     done = int(member.step_count.item()) // member.steps_per_epoch
     rows = (member.log[:done] / member.steps_per_epoch).tolist()
     table = member.table.cpu()
     entries = []
     for epoch, row in enumerate(rows):
         last = table[(epoch + 1) * member.steps_per_epoch - 1]
-        entries.append(
-            {"epoch": epoch + 1, "eps": last[0].item(), "mixture": last[1].item(), **dict(zip(LOG, row, strict=True))}
-        )
+        entry = {"epoch": epoch + 1, "eps": last[0].item(), "mixture": last[1].item()}
+        entry |= dict(zip(LOG, row, strict=True))
+        if member.config.estimated:
+            entry["estimated_from"] = member.config.projections
+        entries.append(entry)
     return entries
 
 

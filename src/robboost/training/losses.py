@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robboost.training.dual import ball, dual_trace
 from robboost.training.network import Network
 from robboost.training.propagation import Norms, box, interval_margins, intervals, linear_margins, points
 
@@ -21,9 +22,10 @@ __all__ = ["LOSSES", "METHODS", "Batch", "LossSettings", "Situation", "attacked"
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [N, C, H, W] in [0, 1], labels [N], noise in [-1, 1] of the images' shape, and the step's scalars.
+    """Images [N, C, H, W] in [0, 1], labels [N], noise, and the step's scalars.
 
-    `chosen` [N] says where the images stand in the training data.
+    `chosen` [N] says where the images stand in the training data. `noise` is in [-1, 1] and of the images' shape; for
+    random projections it holds Cauchy numbers [projections, sources] (see `dual`).
     """
 
     x: Tensor
@@ -40,7 +42,7 @@ class LossSettings:
     """What does not change from step to step.
 
     `mixed`: whether the schedule ever leaves weight to the natural loss; `crowned`: whether it never leaves any to the
-    interval bound. What is never needed is then never computed.
+    interval bound. What is never needed is then never computed. `projections`: 0 for exact dual bounds.
     """
 
     attack_steps: int
@@ -48,6 +50,7 @@ class LossSettings:
     small_box: float
     mixed: bool
     crowned: bool
+    projections: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,22 @@ def crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
     return _with_natural(situation, margins), margins
 
 
+def wong_kolter(situation: Situation) -> tuple[Tensor, Tensor]:
+    """As `ibp`, by same-slope bounds throughout, on the whole ball without the box (Wong and Kolter).
+
+    With random projections the bounds of the hidden layers, and so the margins, are estimates.
+    """
+    net, weights, batch, norms = situation.net, situation.weights, situation.batch, situation.norms
+    if net.num_norms:
+        points(net, weights, batch.x, norms)
+    centre, radius = ball(batch.x, batch.eps, net.mask)
+    noise = batch.noise if situation.settings.projections else None
+    trace = dual_trace(net, weights, (centre, radius), noise, norms)
+    whole = centre, radius.expand_as(centre)
+    margins = linear_margins(net, weights, trace, whole, batch.y, norms, "same-slope")
+    return _with_natural(situation, margins), margins
+
+
 def mtl_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
     """mixture * interval loss + (1 - mixture) * adversarial loss (De Palma et al.)."""
     lower, upper = _both_margins(situation)
@@ -169,6 +188,7 @@ def _with_natural(situation: Situation, margins: Tensor) -> Tensor:
 LOSSES: dict[str, Callable[[Situation], tuple[Tensor, Tensor]]] = {
     "natural": natural,
     "adversarial": adversarial,
+    "wong-kolter": wong_kolter,
     "ibp": ibp,
     "crown-ibp": crown_ibp,
     "mtl-ibp": mtl_ibp,

@@ -33,4 +33,6 @@ def save_pool(
         for run in trained
         if not run.diverged
     ]
-    return write_pool(folder, members, {"dataset": data.name, **(entries or {})}) if members else None
+    kept = [run.config for run in trained if not run.diverged]
+    notes = {"dataset": data.name, **files.estimates(kept), **(entries or {})}
+    return write_pool(folder, members, notes) if members else None

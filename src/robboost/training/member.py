@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robboost.errors import InputError
 from robboost.training.config import TrainConfig
+from robboost.training.dual import source_sizes
 from robboost.training.losses import LOSSES, Batch, LossSettings, Situation
 from robboost.training.network import Network, pixel_mask
 from robboost.training.precision import full_float32
@@ -28,7 +29,12 @@ _ADAM_EPS = 1e-8
 _NORM_MOMENTUM = 0.1
 _NORM_IMAGES = 4096
 _ATTACKING = ("adversarial", "mtl-ibp", "cc-ibp", "sabr")
-_POINTWISE = ("natural", "adversarial")
+_POINTWISE = ("natural", "adversarial", "wong-kolter")
+# Cauchy numbers reach to infinity; beyond this they would only lose the others to rounding.
+_FARTHEST = 1e6
+# The bank of random numbers holds as many as this many steps take; a step reads it from a place of its own.
+_BANK_STEPS = 2
+_BANK_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class Member:
         self.noise = torch.zeros(
             (self.steps_per_epoch, config.batch, *shape) if self._attacks else (0,), dtype=torch.uint8, device=device
         )
+        sources = sum(source_sizes(self.net)) if config.projections else 0
+        self.bank = torch.zeros(_BANK_STEPS * config.projections * sources, device=device)
+        self._places = torch.arange(config.projections * sources, device=device)
         self._decayed = self.net.is_weight().to(device) * config.l1 if config.l1 else None
         self._rows = torch.arange(shape[1], device=device)
         self._columns = torch.arange(shape[2], device=device)
@@ -93,6 +102,7 @@ class Member:
             config.small_box,
             mixed=min(config.mixture, 1.0 if config.mixture_start is None else config.mixture_start) < 1,
             crowned=config.crown_share == 1,
+            projections=config.projections,
         )
 
     def shorten(self, epochs: int) -> None:
@@ -112,6 +122,8 @@ class Member:
             self.moves[..., 2].random_(0, 2, generator=generator)
         if self._attacks:
             self.noise.random_(0, 256, generator=generator)
+        if self.config.projections:
+            self.bank.cauchy_(generator=generator).clamp_(-_FARTHEST, _FARTHEST)
 
     def loss(self, situation: Situation) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch, and margins [N, C-1] whose sign counts as "robust" in the log."""
@@ -197,6 +209,9 @@ class Member:
         noise = x
         if self._attacks:
             noise = self.noise.index_select(0, position).view(x.shape).to(x.dtype) * (2 / 255) - 1
+        if self.config.projections:
+            places = (self._places + position * _BANK_STRIDE) % len(self.bank)
+            noise = self.bank.index_select(0, places).view(self.config.projections, -1)
         y = self.data.labels.index_select(0, chosen)
         return Batch(x, y, chosen, noise, eps=scalars[0], mixture=scalars[1], crown_share=scalars[2])
 

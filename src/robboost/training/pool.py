@@ -48,14 +48,29 @@ class RunOptions:
     streams: int = 8
     report_seconds: float = 20.0
 
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            object.__setattr__(self, "out", Path(self.out))
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise InputError(f"minutes={self.minutes:g}: expected a finite number above 0")
+        if self.streams < 1:
+            raise InputError(f"streams={self.streams}: expected at least 1")
+
     @property
     def chosen_device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"device={name!r}: cannot be used here ({reason}); expected 'cpu' or 'cuda'") from None
+        return device
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told about one member."""
+    """What a progress callback is told about one member; estimated: `robust` rests on estimated bounds."""
 
     member: str
     epoch: int
@@ -64,6 +79,7 @@ class Progress:
     robust: float
     seconds: float
     seconds_left: float
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -277,6 +293,7 @@ class _Run:
                         entries[-1]["robust"],
                         self.last_report - self.start,
                         seconds_left,
+                        member.config.estimated,
                     )
                 )
 

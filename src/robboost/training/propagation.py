@@ -16,7 +16,18 @@ from torch import Tensor
 from robboost.training.kernels import interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
 
-__all__ = ["Norms", "Trace", "box", "interval_margins", "intervals", "linear_bounds", "linear_margins", "points"]
+__all__ = [
+    "Norms",
+    "Trace",
+    "box",
+    "interval_margins",
+    "intervals",
+    "linear_bounds",
+    "linear_margins",
+    "points",
+    "relaxation",
+    "transposed",
+]
 
 Scale = tuple[Tensor, Tensor]
 
@@ -252,7 +263,7 @@ def _backward(
             case Conv():
                 if op.bias is not None:
                     intercept = intercept + torch.einsum("nkchw,c->nk", slope, weights[op.bias])
-                slope = _transposed(op, weights, slope)
+                slope = transposed(op, weights, slope)
             case Relu():
                 low, up, shift = relaxation(*relus[op.index], rule)
                 negative = slope.clamp(max=0)
@@ -264,7 +275,7 @@ def _backward(
                     else slope * low.unsqueeze(1) + negative * (up - low).unsqueeze(1)
                 )
             case Skip():
-                side = _transposed(op.skip, weights, slope)
+                side = transposed(op.skip, weights, slope)
                 if op.skip.bias is not None:
                     intercept = intercept + torch.einsum("nkchw,c->nk", slope, weights[op.skip.bias])
                 slope, intercept = _backward(op.body, weights, slope, intercept, relus, norms, rule)
@@ -272,7 +283,7 @@ def _backward(
     return slope, intercept
 
 
-def _transposed(op: Conv, weights: Sequence[Tensor], slope: Tensor) -> Tensor:
+def transposed(op: Conv, weights: Sequence[Tensor], slope: Tensor) -> Tensor:
     """The slope [N, K, out, h, w] before the convolution: its transpose, padded to the input's size."""
     folded = F.conv_transpose2d(
         slope.flatten(0, 1), weights[op.weight], stride=op.stride, padding=op.padding, output_padding=op.output_padding
