@@ -63,7 +63,7 @@ def test_options(recipe, capsys):
         ({"defaults": {"architecture": "fc 8", "method": "natural"}}, "method='natural': expected one of"),
         ({"defaults": {"architecture": "fc 8", "shift": 2}}, "shift and flip: expected neither"),
         ({"boosting": {"reweight": "some"}}, "reweight='some': expected one of"),
-        ({"defaults": {"architecture": "conv 2 40x40/1", "batch": 50}}, "conv 2 40x40/1"),
+        ({"defaults": {"architecture": "conv 2 1x1/28, conv 2 4x4/4", "batch": 50}}, "does not fit images"),
     ],
 )
 def test_wrong_recipes(recipe, change, message, capsys):
