@@ -227,11 +227,8 @@ class _Run:
             member.step_count.zero_()
         started = 0.0
         turns = min(turns, *(m.steps_per_epoch for m in self.members))
-        for turn in range(-min(2, turns), turns):
+        for turn in range(-2, turns):
             if turn == 0:
-                self.turns.synchronize()
-                for member in self.members:  # a run may be one epoch, and no step may lie behind its end
-                    member.step_count.zero_()
                 self.turns.synchronize()
                 started = time.monotonic()
             for member in self.members:
