@@ -51,8 +51,8 @@ def test_two_stages_then_nothing_left_to_do(recipe, capsys):
 
 
 def test_options(recipe, capsys):
-    assert call(*recipe, "--epochs", "1", "--minutes", "5", "--json") == 0
-    assert [stage["epochs"] for stage in json.loads(capsys.readouterr().out)["stages"]] == [1, 1]
+    assert call(*recipe, "--epochs", "3", "--minutes", "5", "--json") == 0
+    assert [stage["epochs"] for stage in json.loads(capsys.readouterr().out)["stages"]] == [3, 3]
 
 
 @pytest.mark.parametrize(
