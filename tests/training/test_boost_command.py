@@ -61,7 +61,10 @@ def test_options(recipe, capsys):
         ({"members": []}, "expected name, dataset, defaults and a list of members"),
         ({"dataset": "letters"}, "data set 'letters': expected one of"),
         ({"defaults": {"architecture": "fc 8", "method": "natural"}}, "method='natural': expected one of"),
-        ({"defaults": {"architecture": "fc 8", "shift": 2}}, "shift and flip: expected neither"),
+        (
+            {"defaults": {"architecture": "fc 8", "shift": 2}, "boosting": {"frozen": "stored"}},
+            "shift and flip: expected neither",
+        ),
         ({"boosting": {"reweight": "some"}}, "reweight='some': expected one of"),
         ({"defaults": {"architecture": "conv 2 1x1/28, conv 2 4x4/4", "batch": 50}}, "does not fit images"),
     ],
