@@ -18,7 +18,7 @@ from robboost.reproduce.request import measured
 from robboost.reproduce.summaries import unpacked
 from robboost.threat import Threat
 
-THREAT = Threat(0.05, clip=(0.0, 1.0))
+THREAT = Threat(0.15, clip=(0.0, 1.0))  # between certifying all images and none
 PROTOCOL = Protocol("ibp+crown", AttackSettings(steps=5, restarts=1), "cpu")
 
 
@@ -29,7 +29,12 @@ def dataset(split, count, seed):
 
 @pytest.fixture(scope="module")
 def members():
-    return Pool(tuple(PoolMember(f"m{n}", model, SHAPE) for n, model in enumerate(pool())))
+    """Their logits are unlike in size, so that a forgotten scale shows."""
+    models = pool()
+    for model, factor in zip(models, (1, 30, 0.2), strict=True):
+        for parameter in model[-1].parameters():
+            parameter.data *= factor
+    return Pool(tuple(PoolMember(f"m{n}", model, SHAPE) for n, model in enumerate(models)))
 
 
 @pytest.fixture(scope="module")
