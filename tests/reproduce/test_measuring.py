@@ -1,5 +1,8 @@
 """A measured pool against `certify`, `compare` and `attack` on the same images; parts that are taken up again."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from small_pools import SHAPE, examples, pool
@@ -81,6 +84,19 @@ def test_the_same_figures_as_compare(figures, members, images):
     assert figures["tests"] == table["tests"]
     assert f"best single ({figures['best_single']})" in rows
     assert figures["some_member"] == rows["some member certifies"]["verified_error"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; its CPU twin is above")
+def test_the_same_verdicts_on_a_gpu(figures, members, images):
+    """From the networks as they are; the mix may differ by rounding, the members and the average may not."""
+    copies = Pool(tuple(replace(member, model=copy.deepcopy(member.model)) for member in members.members))
+    protocol = replace(PROTOCOL, device="cuda")
+    found = measure(copies, images, THREAT, protocol=protocol, parts=Parts(None))
+    for name in ("m0", "m1", "m2", "uniform"):
+        for key in ("verified_test", "verified_train", "verified_fit", "clean"):
+            assert found["rows"][name][key] == figures["rows"][name][key]
+    assert found["weights"] == pytest.approx(figures["weights"], abs=1e-3)
 
 
 def test_clean_attacked_verified(figures):
