@@ -1,5 +1,8 @@
 """A measured pool against `certify`, `compare` and `attack` on the same images; parts that are taken up again."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from small_pools import SHAPE, examples, pool
@@ -18,7 +21,7 @@ from robboost.reproduce.request import measured
 from robboost.reproduce.summaries import unpacked
 from robboost.threat import Threat
 
-THREAT = Threat(0.05, clip=(0.0, 1.0))
+THREAT = Threat(0.15, clip=(0.0, 1.0))  # between certifying all images and none
 PROTOCOL = Protocol("ibp+crown", AttackSettings(steps=5, restarts=1), "cpu")
 
 
@@ -29,7 +32,12 @@ def dataset(split, count, seed):
 
 @pytest.fixture(scope="module")
 def members():
-    return Pool(tuple(PoolMember(f"m{n}", model, SHAPE) for n, model in enumerate(pool())))
+    """Their logits are unlike in size, so that a forgotten scale shows."""
+    models = pool()
+    for model, factor in zip(models, (1, 30, 0.2), strict=True):
+        for parameter in model[-1].parameters():
+            parameter.data *= factor
+    return Pool(tuple(PoolMember(f"m{n}", model, SHAPE) for n, model in enumerate(models)))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,19 @@ def test_the_same_figures_as_compare(figures, members, images):
     assert figures["tests"] == table["tests"]
     assert f"best single ({figures['best_single']})" in rows
     assert figures["some_member"] == rows["some member certifies"]["verified_error"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; its CPU twin is above")
+def test_the_same_verdicts_on_a_gpu(figures, members, images):
+    """From the networks as they are; the mix may differ by rounding, the members and the average may not."""
+    copies = Pool(tuple(replace(member, model=copy.deepcopy(member.model)) for member in members.members))
+    protocol = replace(PROTOCOL, device="cuda")
+    found = measure(copies, images, THREAT, protocol=protocol, parts=Parts(None))
+    for name in ("m0", "m1", "m2", "uniform"):
+        for key in ("verified_test", "verified_train", "verified_fit", "clean"):
+            assert found["rows"][name][key] == figures["rows"][name][key]
+    assert found["weights"] == pytest.approx(figures["weights"], abs=1e-3)
 
 
 def test_clean_attacked_verified(figures):
