@@ -8,8 +8,8 @@ one slope, every value of the network is an affine function of the input and of 
 
 where A_i and B_ij are the (linear) ways from the input and from layer j to neuron i. Exact radii come by one backward
 pass for each neuron. The ESTIMATE of Wong et al. (2018) sends random columns forward instead: a sum of independent
-Cauchy numbers with coefficients a is Cauchy with scale ||a||_1, so the median of the absolute values of a few such
-sums estimates all norms of the formula at once. An estimate may be too small: it serves training alone.
+Cauchy numbers with coefficients a is Cauchy with scale ||a||_1, so a few such sums estimate all norms of the formula at
+once. An estimate may be too small: it serves training alone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,29 @@ from torch.utils.checkpoint import checkpoint
 from robboost.training.network import Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
 from robboost.training.propagation import Norms, Trace, relaxation, transposed
 
-__all__ = ["ball", "dual_trace", "source_sizes"]
+__all__ = ["ball", "cauchy_scale", "dual_trace", "source_sizes"]
 
 # Numbers of one tensor of a backward pass: what does not fit is passed in parts, and passed again for the gradient.
 _CHUNK = 2**27
+# Where all columns are 0 so is their scale, with gradient 0.
+_TINY, _LEAST = 1e-30, 1e-12
 
 
 def ball(x: Tensor, eps: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Centre [N, ...] and radius [1, ...] of {x' : |x' - x| <= eps} without a box, behind the mask."""
     radius = eps.expand(1, *x.shape[1:])
     return (x, radius) if mask is None else (x * mask, radius * mask)
+
+
+def cauchy_scale(columns: Tensor) -> Tensor:
+    """Scale g of Cauchy numbers v [K, ...]: exp(mean log sqrt(v^2 + c^2)) - c, as E log sqrt(v^2 + c^2) = log(g + c).
+
+    Consistent for any c. At c = 0 it is the geometric mean of Wong et al., whose gradient has a pole wherever a number
+    is near 0; c of half that mean, held fixed, bounds the gradient, and every number takes part (in a median: one).
+    """
+    squares = columns * columns
+    c = (0.5 * torch.log(squares.detach() + _TINY).mean(0)).exp().mul(0.5).clamp(min=_LEAST)
+    return ((0.5 * torch.log(squares + c * c).mean(0)).exp() - c).clamp(min=0)
 
 
 def source_sizes(net: Network) -> list[int]:
@@ -125,7 +138,7 @@ class _Run:
         prefix, shape = self.prefixes[op.index]
         if streams is None or _is_layer(prefix):
             return self._exact(prefix, shape)
-        return self._split(streams).abs().median(0).values
+        return cauchy_scale(self._split(streams))
 
     def _split(self, streams: Tensor) -> Tensor:
         assert self.noise is not None
