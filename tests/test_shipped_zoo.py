@@ -12,10 +12,12 @@ from robboost.data import load_dataset
 from robboost.data.loading import embedded_positions
 from robboost.models import read_mix
 from robboost.reproduce.loading import threat_of
+from robboost.reproduce.page import fill_page
 from robboost.reproduce.summaries import unpacked
 from robboost.reproduce.zoo import LIMIT_BYTES, RESULTS, folder_bytes
 
 ZOO = Path(__file__).parents[1] / "zoo"
+DOCS = Path(__file__).parents[1] / "docs"
 POOLS = sorted(manifest.parent for manifest in ZOO.glob("*/manifest.json"))
 
 
@@ -50,6 +52,15 @@ def test_everything_that_ships():
             y = shipped.ensemble(x).argmax(1)
             threat = threat_of(shipped.pool)
             assert certify(shipped.ensemble, x, y, threat, method=shipped.notes["bounds"]).margins.isfinite().all()
+
+
+def test_the_results_page_says_what_was_measured(tmp_path):
+    """Fails where results changed and `robboost reproduce page docs/results.md` was not run."""
+    copy = tmp_path / "results.md"
+    copy.write_bytes((DOCS / "results.md").read_bytes())
+    found = fill_page(copy, ZOO, DOCS / "results")
+    assert copy.read_text() == (DOCS / "results.md").read_text()
+    assert found["zoo"] == bool(POOLS)
 
 
 @pytest.mark.full_data

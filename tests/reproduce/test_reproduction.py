@@ -101,9 +101,10 @@ def test_table_3_and_diversity(pools, tmp_path):
     assert len(rows[2]) == 10
 
 
-def test_a_missing_pool(pools):
+def test_a_missing_pool(pools, monkeypatch):
     with pytest.raises(InputError, match=r"none of the pools paper-mnist-0\.1, mnist-0\.1 is there; expected"):
         reproduce("table2", [], quick(pools, settings=("mnist-0.1",)))
+    monkeypatch.setattr(requests, "load_pool", lambda name: load_pool(f"no-{name}"))
     with pytest.raises(InputError, match=r"recipe 'paper-mnist-0\.3-sub.*' does not ship with this version"):
         reproduce("table3", [], quick(pools, settings=("mnist-0.3",), train=True))
     with pytest.raises(InputError, match="none of the pools of these settings is there"):

@@ -152,7 +152,7 @@ def _zoo(name: str, pools: Path, results: Path) -> str | None:
             continue
         published = notes["published"]
         rows.append(
-            f"| `{manifest.parent.as_posix()}` | {notes['dataset']} {notes['threat']['eps']:.4g} |"
+            f"| `{pools.name}/{manifest.parent.name}` | {notes['dataset']} {notes['threat']['eps']:.4g} |"
             f" {len(stated['members'])} of {notes['trained_members']} | {folder_bytes(manifest.parent) / 1e6:.2f} |"
             f" {100 * published['verified_error']:.2f} | {100 * published['clean_error']:.2f} |"
             f" {published['images']} | {notes['bounds']} |"
