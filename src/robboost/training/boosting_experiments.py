@@ -14,6 +14,7 @@ from robboost.errors import DivergedError, InputError
 from robboost.models import Ensemble, load_model, read_pool, save_model
 from robboost.training.boosting import Boosted, Stage, boost
 from robboost.training.boosting_config import BoostConfig
+from robboost.training.boosting_results import measure
 from robboost.training.boosting_rivals import Rivals, all_alive, rivals
 from robboost.training.config import TrainConfig
 from robboost.training.pool import Progress, RunOptions, train_pool
@@ -128,7 +129,8 @@ def tuned(experiment: Experiment, path: Path, lr: float | None = None) -> Outcom
     options = replace(experiment.options, out=experiment.folder.parent)
     if options.minutes is not None:
         options = replace(options, minutes=max(0.1, options.minutes - (_FITS + 2) * fit_minutes))
-    result = fine_tune(all_alive(found), config, experiment.data, heldout=experiment.heldout, options=options,
+    begin = _better_start(experiment, path, start, found)
+    result = fine_tune(begin, config, experiment.data, heldout=experiment.heldout, options=options,
                        progress=experiment.progress)  # fmt: skip
     chosen = f"tuned ({result.chosen})"
     ensembles = {chosen: result.ensemble, **_ensembles(found, "before: ")}
@@ -158,6 +160,17 @@ def _finished_schedule(stage: TrainConfig, lr: float, name: str) -> TrainConfig:
     """The stage's settings with full radius and final mixture from the first step on; members are networks already."""
     return replace(stage, architecture="joint", name=name, lr=lr, warmup=0.0, ramp=0.0, mixture_start=None,
                    batch_norm=False, pixel_share=1.0)  # fmt: skip
+
+
+def _better_start(experiment: Experiment, path: Path, start: Ensemble, found: Rivals) -> Ensemble:
+    """A file's own weights where they are no worse on held-out images than fitted ones, and every member has some."""
+    if not path.is_dir() and bool((start.weights > 0).all()):
+        config = experiment.config
+        device = experiment.options.chosen_device
+        (own,) = measure({"own": start}, experiment.heldout, config.threat, config.certificate, device)
+        if own.verified.value <= found.fitted.verified_error:
+            return start
+    return all_alive(found)
 
 
 def _ensemble_of(path: Path) -> Ensemble:
