@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ def run_ranks(size: int, work: Callable[[], Any], *, timeout: float = 60.0) -> l
     results = []
     for reader, _ in pipes:
         try:
-            results.append(reader.recv() if reader.poll(timeout) else None)
+            results.append(pickle.loads(reader.recv_bytes()) if reader.poll(timeout) else None)
         except EOFError:
             results.append(None)
     for child in children:
@@ -53,7 +54,9 @@ def _child(rank: int, size: int, port: int, work: Callable[[], Any], writer: Any
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
+    # Pickled by hand, tensors by value: a pipe would share their memory, which ends with this process.
     try:
-        writer.send(work())
+        found = pickle.dumps(work())
     except Exception as error:
-        writer.send(error)
+        found = pickle.dumps(error)
+    writer.send_bytes(found)
