@@ -228,7 +228,7 @@ def test_commands_share_the_work_and_print_one_result(tmp_path, monkeypatch):
 
     from robboost.cli import main
 
-    network = sorted((Path(rb.__file__).parent / "data" / "demo_pool").glob("*.safetensors"))[0]
+    network = sorted((Path(rb.__file__).parent / "models" / "demo_pool").glob("*.safetensors"))[0]
     asked = [str(network), "--data", "mnist-small", "--limit", "21", "--eps", "0.1", "--json"]
 
     def command(*arguments: str) -> str:
