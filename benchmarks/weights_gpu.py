@@ -6,7 +6,8 @@
 
 Parts: "check", the kernel against its float64 twin and the solver on the GPU against the CPU's; "mnist" and "cifar",
 random numbers with the structure of real slopes at these sizes; "real", bounds that the engine computes on this GPU for
-the demo pool on shifted copies of the embedded MNIST images. Needs torch, triton and numpy alone.
+the demo pool on shifted copies of the embedded MNIST images. Needs torch, triton, numpy and safetensors
+alone.
 """
 
 from __future__ import annotations

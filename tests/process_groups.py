@@ -54,9 +54,9 @@ def _child(rank: int, size: int, port: int, work: Callable[[], Any], writer: Any
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
+    # Pickled by hand, tensors by value: a pipe would share their memory, which ends with this process.
     try:
-        result = work()
+        found = pickle.dumps(work())
     except Exception as error:
-        result = error
-    # By value: the pipe's own way of sending a tensor is a handle, which is lost if the child ends before it is read.
-    writer.send_bytes(pickle.dumps(result))
+        found = pickle.dumps(error)
+    writer.send_bytes(found)

@@ -70,6 +70,23 @@ def test_cpu_kernel_takes_strided_views():
         assert torch.allclose(fast.slopes, twin.slopes, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case[3] == torch.float16], ids=str)
+def test_float16_is_widened_alike_by_processor_and_by_integers(monkeypatch, case):
+    problem, a = make(*case, "input")
+    first = cpu_pass(problem.slopes, problem.radius, a, 0.02, double=True)
+    monkeypatch.setattr(kernel_cpu, "_WIDENS", not kernel_cpu._WIDENS)
+    if kernel_cpu._WIDENS:
+        pytest.skip("this processor does not widen float16, so there is one way only")
+    second = cpu_pass(problem.slopes, problem.radius, a, 0.02, double=True)
+    for name in ("norms", "slopes", "sizes"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert torch.allclose(one, other, rtol=1e-13)
+    problem.slopes[0, 1, -1] = float("inf")
+    for widens in (False, True):
+        monkeypatch.setattr(kernel_cpu, "_WIDENS", widens)
+        assert not torch.isfinite(cpu_pass(problem.slopes, problem.radius, a, 0.02).norms[1])
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_cpu_kernel_takes_a_large_radius_piece_by_piece(monkeypatch, threads):
     problem, a = make(4, 60, 40, torch.float16, "pair")

@@ -59,7 +59,7 @@ def test_exact_optimum_on_the_line_is_that_of_highs():
 
 def test_bound_and_loss_enclose_the_exact_optimum_at_any_scale_and_limit():
     rng = np.random.default_rng(1)
-    for _ in range(600):
+    for _ in range(400):
         slopes, intercepts = two_members(rng)
         exact = exact_on_the_line(slopes, intercepts)
         limits = SolverSettings(max_passes=int(rng.choice([2, 3, 100])))

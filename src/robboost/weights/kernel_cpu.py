@@ -1,7 +1,8 @@
 """The fused pass as a compiled CPU kernel: one read of memory gives every pair's norm and minorant.
 
 A block of inputs of all members is small enough for the first caches, so the second use of each number (the minorant)
-costs no memory traffic. Half precision is widened by integer arithmetic into such a block.
+costs no memory traffic. float16 is widened by the processor where it can; otherwise, and for bfloat16, by integer
+arithmetic into such a block.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from robboost.weights.oracle import Pass
 
@@ -28,6 +33,18 @@ _OPTIONS: dict[str, Any] = {
     "cache": True,
 }
 _ONE, _ZERO = np.float32(1), np.float32(0)
+# Whether the processor itself turns float16 into float32 (and the compiler so need not call for help).
+_WIDENS = bool(llvmlite.binding.get_host_cpu_features().get("f16c", False))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _number(_: Any, value: Any) -> Any:
+    """Sixteen bits as the float16 that they are, widened to float32; any other number as it is."""
+    if value == types.uint16:
+        return types.float32(value), lambda _, builder, __, args: builder.fpext(
+            builder.bitcast(args[0], ir.HalfType()), ir.FloatType()
+        )
+    return value(value), lambda _, __, ___, args: args[0]
 
 
 @numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
@@ -46,12 +63,12 @@ def _block(
         row2, row3 = flat[at : at + width], flat[at + stride : at + stride + width]
         w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
         for i in range(width):
-            mixed[i] += w0 * row0[i] + w1 * row1[i] + w2 * row2[i] + w3 * row3[i]
+            mixed[i] += w0 * _number(row0[i]) + w1 * _number(row1[i]) + w2 * _number(row2[i]) + w3 * _number(row3[i])
     for t in range(fours, members):
         at = base + t * stride
         row0, w0 = flat[at : at + width], weights[t]
         for i in range(width):
-            mixed[i] += w0 * row0[i]
+            mixed[i] += w0 * _number(row0[i])
     norm = _ZERO
     for i in range(width):
         value = mixed[i] * reach[i]
@@ -68,10 +85,10 @@ def _block(
         s0, s1, s2, s3 = _ZERO, _ZERO, _ZERO, _ZERO
         for i in range(width):
             dual = mixed[i]
-            s0 += dual * row0[i]
-            s1 += dual * row1[i]
-            s2 += dual * row2[i]
-            s3 += dual * row3[i]
+            s0 += dual * _number(row0[i])
+            s1 += dual * _number(row1[i])
+            s2 += dual * _number(row2[i])
+            s3 += dual * _number(row3[i])
         out[t] += s0
         out[t + 1] += s1
         out[t + 2] += s2
@@ -81,7 +98,7 @@ def _block(
         row0 = flat[at : at + width]
         s0 = _ZERO
         for i in range(width):
-            s0 += mixed[i] * row0[i]
+            s0 += mixed[i] * _number(row0[i])
         out[t] += s0
     return norm
 
@@ -94,12 +111,12 @@ def _magnitude(flat: Any, base: int, stride: int, width: int, members: int, mixe
         at = base + t * stride
         row = flat[at : at + width]
         for i in range(width):
-            total += abs(mixed[i] * row[i])
+            total += abs(mixed[i] * _number(row[i]))
     return total
 
 
 @numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
-def _pass_float(
+def _pass_direct(
     flat: Any, strides: Any, dim: int, weights: Any, reach: Any, stride_reach: int, inverse: Any, mixed: Any,
     norms: Any, out: Any, sizes: Any, first: int, last: int,
 ) -> None:  # fmt: skip
@@ -116,7 +133,7 @@ def _pass_float(
 
 
 @numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
-def _pass_half(
+def _pass_widened(
     flat: Any, strides: Any, dim: int, weights: Any, reach: Any, stride_reach: int, inverse: Any, mixed: Any,
     norms: Any, out: Any, sizes: Any, first: int, last: int, brain: bool,
 ) -> None:  # fmt: skip
@@ -177,11 +194,12 @@ def cpu_pass(
     # Without smoothing any huge number does for 1 / 0: what it leaves unclipped is below every sum's rounding.
     inverse = number(min(scale / width, 1e38)) if width > 0 else number(1e38)
     # Widened float16 numbers are 2^-112 times their value: an exact power of two, moved to the weights and the sums.
-    lift = 2.0**112 if slopes.dtype == torch.float16 else 1.0
+    half = slopes.dtype in (torch.float16, torch.bfloat16)
+    widened = half and not (slopes.dtype == torch.float16 and _WIDENS)
+    lift = 2.0**112 if widened and slopes.dtype == torch.float16 else 1.0
     mix = (weights.cpu().numpy() * lift).astype(number)
     flat = slopes.as_strided((int(np.dot(np.subtract(slopes.shape, 1), slopes.stride())) + 1,), (1,))
     strides = np.array(slopes.stride()[:2], dtype=np.int64)
-    half = slopes.dtype in (torch.float16, torch.bfloat16)
     numbers = flat.view(torch.int16).numpy().view(np.uint16) if half else flat.numpy()
 
     def run(first: int, last: int) -> None:
@@ -190,10 +208,10 @@ def cpu_pass(
             stop = min(start + step, last)
             reach = (every[start:stop] if radius.ndim == 2 else every).numpy().astype(number, copy=False).reshape(-1)
             shared = (strides, dim, mix, reach, dim if radius.ndim == 2 else 0, inverse, mixed, norms, out, sizes)
-            if half:
-                _pass_half(numbers, *shared, start, stop, slopes.dtype == torch.bfloat16)
+            if widened:
+                _pass_widened(numbers, *shared, start, stop, slopes.dtype == torch.bfloat16)
             else:
-                _pass_float(numbers, *shared, start, stop)
+                _pass_direct(numbers, *shared, start, stop)
 
     if threads == 1:
         run(0, pairs)

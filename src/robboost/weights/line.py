@@ -20,8 +20,8 @@ import torch
 __all__ = ["Line", "LineMinimum", "Rows", "minimise_line"]
 
 # Rows read for the first bracket, and the width of that bracket.
-_SAMPLE_ROWS = 100_000
-_BRACKET = 0.01
+_SAMPLE_ROWS = 30_000
+_BRACKET = 0.02
 # Below this many rows the plain form is done before a compiled kernel has started.
 _WORTH_COMPILING = 50_000
 
