@@ -143,11 +143,10 @@ def _minimise_cuts(
     unclear = torch.where(lead > 0, lead - second, -lead) / spread.clamp(min=1e-12)
     limit = max(300, _PIECES // len(cuts))
     kept = unclear.topk(min(limit, n), largest=False).indices if n > limit else torch.arange(n, device=lead.device)
+    bowl = None if curvature is None else (curvature, _numpy(a_ref))
     for last in range(_ROUNDS):
         fold = _Fold(cuts, kappa, kept, lead, top)
-        model = minimise_model(
-            fold.constants, fold.slopes, fold.linear, curvature=curvature, centre=_numpy(a_ref), tolerance=tolerance
-        )
+        model = minimise_model(fold.constants, fold.slopes, fold.linear, bowl=bowl, tolerance=tolerance)
         weights = torch.from_numpy(model.weights).to(a_ref)
         if last == _ROUNDS - 1 or kept.numel() == n:
             break
