@@ -61,6 +61,10 @@ def minimise_model(
     """
     members = slopes.shape[2]
     quad, middle = (np.zeros((members, members)), np.zeros(members)) if bowl is None else bowl
+    # In units of about its largest number, an exact power of two: squares and inverses stay within floating point.
+    unit = _unit(constants, slopes, linear, quad)
+    constants, slopes, linear, quad = constants / unit, slopes / unit, linear / unit, quad / unit
+    goal = goal / unit
     model = _Model.blocked(constants, slopes, linear - quad @ middle, quad)
     # What the curvature adds at a = 0: the goal is compared with values that leave it out.
     offset = 0.5 * float(middle @ quad @ middle)
@@ -85,7 +89,12 @@ def minimise_model(
     values = np.maximum(model.values(a).max(axis=1, initial=0.0), 0.0)
     value = float(linear @ a + 0.5 * (a - middle) @ quad @ (a - middle) + values.sum())
     multipliers = point.mu.transpose(0, 2, 1).reshape(-1, constants.shape[1])[: len(constants)]
-    return ModelMinimum(weights=a, multipliers=multipliers, value=value)
+    return ModelMinimum(weights=a, multipliers=multipliers, value=value * unit)
+
+
+def _unit(*parts: Vector) -> float:
+    largest = max((float(np.abs(part).max()) for part in parts if part.size), default=0.0)
+    return float(2.0 ** np.floor(np.log2(largest))) if 1e-300 < largest < np.inf else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +161,7 @@ def _start(model: _Model, constants: Vector, slopes: Vector) -> tuple[_Point, fl
         scale = max(
             scale, float(np.abs(values).sum()) / constants.size, float(np.abs(model.slopes).sum()) / slopes.size
         )
-    # Nothing at all, or numbers whose squares and inverses floating point does not hold: any scale serves.
+    # Nothing at all: any scale serves.
     scale = scale if scale > 1e-150 else 1.0
     top = np.maximum(values.max(axis=1, initial=0.0), 0.0) + scale
     share = 1.0 / (values.shape[1] + 1)
