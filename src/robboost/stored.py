@@ -153,8 +153,8 @@ def stored_bounds(
 def decided_pairs(norm: str, *, rounds: int = 20) -> Screening:
     """Drops the pairs that every mix certifies, and those that provably none does, whatever the members' scales.
 
-    Exact for verified error; the loss of a mix loses its share of these pairs. The proof of a hopeless pair is an answer
-    d of the attacker with max_t (c_t - <d, A_t>) <= 0, searched for in `rounds` rounds of a small game: see `screen`.
+    Exact for verified error; the loss of a mix loses its share of these pairs. What proves a pair hopeless is an answer
+    d of the attacker with max_t (c_t - <d, A_t>) <= 0, sought in `rounds` rounds of a small game: see `screen`.
     """
     settled = settled_pairs(norm)
 
