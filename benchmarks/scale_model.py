@@ -2,7 +2,7 @@
 
 fill    = a T n d / P + b T n / P + s           (computing bounds, rounding, writing; start)
 pass    = c T n d / P + e n T + f               (reading and folding; what every process does for all pairs)
-solve   = pass * passes + g n T                 (the search between passes)
+solve   = pass * passes + g n T + k             (the search between passes)
 read    = r * 4 T n d * passes                  (bytes of all processes)
 memory  = m + h n T                             (bytes of one process: buffers, and what is held of each pass)
 
@@ -51,7 +51,7 @@ class Costs:
 
     fill: tuple[float, ...]
     one_pass: tuple[float, ...]
-    between: float
+    between: tuple[float, ...]
     memory: tuple[float, ...]
     read: float
     misses: dict[str, float]
@@ -68,7 +68,8 @@ class Costs:
             f"   [{self._miss('fill')}]",
             f"  pass, s    = {c:.2e} T n d / P + {e:.2e} T n + {f:.2g}   [{self._miss('pass')};"
             f" {4 / c / 1e9:.2f} GB/s a core]",
-            f"  solve, s   = passes * pass + {self.between:.2e} T n   [{self._miss('solve')}]",
+            f"  solve, s   = passes * pass + {self.between[0]:.2e} T n + {self.between[1]:.2g}"
+            f"   [{self._miss('solve')}]",
             f"  read, B    = {self.read:.2f} * 4 T n d * passes   [{self._miss('read')}]",
             f"  memory, B  = {self.memory[0] / 1e6:.0f}e6 + {self.memory[1]:.0f} T n   [{self._miss('memory')}]",
         ]
@@ -94,15 +95,16 @@ def fit_costs(runs: Sequence[Run]) -> Costs:
     one_pass = law(
         "pass", [[r.numbers / r.processes, r.members * r.pairs, 1] for r in runs], [r.one_pass for r in runs]
     )
-    rest = [max(r.solve - r.passes * r.one_pass, 1e-3) for r in runs]
     size = [float(r.members * r.pairs) for r in runs]
-    between = sum(a * b for a, b in zip(rest, size, strict=True)) / sum(b * b for b in size)
-    misses["solve"] = max(
-        abs((r.passes * r.one_pass + between * s) / r.solve - 1) for r, s in zip(runs, size, strict=True)
+    between, *_ = nnls(
+        np.array([[s / r.solve, 1 / r.solve] for s, r in zip(size, runs, strict=True)]),
+        np.array([max(0.0, 1 - r.passes * r.one_pass / r.solve) for r in runs]),
     )
+    found = [r.passes * r.one_pass + between @ np.array([s, 1.0]) for s, r in zip(size, runs, strict=True)]
+    misses["solve"] = max(abs(f / r.solve - 1) for f, r in zip(found, runs, strict=True))
     (read,) = law("read", [[r.bytes * r.passes] for r in runs], [r.read for r in runs])
     memory = law("memory", [[1, s] for s in size], [r.memory for r in runs])
-    return Costs(tuple(fill), tuple(one_pass), between, tuple(memory), read, misses)
+    return Costs(tuple(fill), tuple(one_pass), tuple(between), tuple(memory), read, misses)
 
 
 # 1.2 million images x 1,000 classes at 224 x 224 x 3, twelve members; what exact screening leaves of the targets.
@@ -126,6 +128,6 @@ def on_paper(costs: Costs) -> str:
         )
     pairs = _IMAGES * _KEPT
     lines.append(
-        f"  between passes, {_KEPT} targets, one process as now: {costs.between * _MEMBERS * pairs:.0f} s in all"
+        f"  between passes, {_KEPT} targets, one process as now: {costs.between[0] * _MEMBERS * pairs:.0f} s in all"
     )
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """A user's session by subprocess, from an empty folder; and one line with exit code 2 for everything wrong."""
 
+import contextlib
 import errno
 import json
 import os
@@ -395,6 +396,23 @@ def test_a_contradiction_is_exit_code_1(tiny, capsys, monkeypatch):
     monkeypatch.setattr("robboost.cli.ensembles.certify", contradict)
     assert call("certify", "pool/m0.safetensors", "--data", "test.npz", "--eps", "0.1") == 1
     assert "INTERNAL CONTRADICTION: a proof was broken" in capsys.readouterr().err
+
+
+def test_a_swallowed_ctrl_c_is_raised_again():
+    from robboost.cli.interruption import insisting
+
+    def swallow() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        time.sleep(10)
+
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(KeyboardInterrupt), insisting(again=0.1):
+        swallow()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_ctrl_c_says_so_and_training_continues(tmp_path):

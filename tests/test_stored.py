@@ -9,8 +9,8 @@ import robboost as rb
 from robboost.errors import InputError, StoreError
 from robboost.mixtures import pool_bounds
 from robboost.store import BoundStore, FillSettings, Screening, fill_store, settled_pairs
-from robboost.store.screening import HOPELESS
-from robboost.stored import stored_bounds
+from robboost.store.screening import CERTIFIED, HOPELESS, KEEP
+from robboost.stored import decided_pairs, stored_bounds
 
 # Margins are small in these untrained networks: labels that the first member likes make some of them positive.
 COUNT = 90
@@ -81,6 +81,39 @@ def _verdicts(count):
     found = torch.zeros(count, dtype=torch.int8)
     found[0] = HOPELESS
     return found
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_decided_pairs_are_decided_for_every_mix(norm):
+    """Against a grid of all mixes, and a hand-made pair that two members certify together though neither does."""
+    generator = torch.Generator().manual_seed(0)
+    columns = 0.3 * torch.randn(3, 300, 4, generator=generator, dtype=torch.float64)
+    c = 0.5 + 0.6 * torch.randn(1, 300, generator=generator) + 0.3 * torch.randn(3, 300, generator=generator).double()
+    columns[:, 0], c[:, 0] = 0, 1.0
+    columns[0, 0, 0], columns[1, 0, 0], columns[2, 0, 0] = 2.0, -2.0, 2.0
+    verdicts = decided_pairs(norm).judge(columns, c)
+    steps = torch.arange(31, dtype=torch.float64) / 30
+    grid = torch.tensor([[a, b, 1 - a - b] for a in steps for b in steps if a + b <= 1 + 1e-12], dtype=torch.float64)
+    mixed = torch.einsum("gt,tnd->gnd", grid, columns)
+    size = {"linf": mixed.abs().sum(2), "l2": mixed.norm(dim=2), "l1": mixed.abs().amax(2)}[norm]
+    margins = grid @ c - size
+    assert verdicts[0] == KEEP
+    assert not bool((margins[[0, -1], 0] > 0).any())
+    assert bool((margins[:, verdicts == HOPELESS] <= 0).all())
+    assert bool((margins[:, verdicts == CERTIFIED] > 0).all())
+    # And nearly all that the grid calls decided is found to be.
+    decided = (margins <= 0).all(0) | (margins > 0).all(0)
+    assert int(((verdicts == KEEP) & decided).sum()) <= 0.05 * int(decided.sum())
+    assert min(int((verdicts == v).sum()) for v in (KEEP, HOPELESS, CERTIFIED)) > 20
+
+
+def test_verified_error_of_a_mix_is_the_same_from_decided_pairs(tmp_path):
+    memory = _memory()
+    stored = stored_bounds(_filled(tmp_path / "s", screening=decided_pairs("linf")), pool(), _labelled())
+    assert min(len(stored.pairs.hopeless), len(stored.pairs.certified), len(stored.pairs.examples)) > 0
+    mixes = torch.distributions.Dirichlet(torch.ones(3, dtype=torch.float64)).sample((30,))
+    ours, theirs = stored.lower(mixes), memory.lower(mixes)
+    assert torch.equal(ours > 0, theirs > 0)
 
 
 def test_two_processes_fit_the_same(tmp_path):

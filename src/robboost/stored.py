@@ -12,12 +12,13 @@ from robboost.distributed import ALONE, Processes
 from robboost.errors import InputError, StoreError
 from robboost.inputs import in_float64
 from robboost.mixtures import correct_under
-from robboost.store import BoundStore, Pairs, StoredColumns, hash_data, hash_member
+from robboost.store import BoundStore, Pairs, Screening, StoredColumns, hash_data, hash_member, settled_pairs
+from robboost.store.screening import HOPELESS, KEEP
 from robboost.threat import Threat
-from robboost.weights import Normalisers, WeightProblem, normalisers, streamed_problem
+from robboost.weights import Normalisers, WeightProblem, normalisers, screen, streamed_problem, weight_problem
 from robboost.weights.oracle import fast_pass
 
-__all__ = ["StoredBounds", "stored_bounds"]
+__all__ = ["StoredBounds", "decided_pairs", "stored_bounds"]
 
 _BATCH = 500
 
@@ -147,6 +148,25 @@ def stored_bounds(
     if len(pairs.examples) == 0:
         raise InputError(f"{store.url}: screening settled every pair, so that every mix certifies the same")
     return StoredBounds(store, logits, y.cpu(), torch.arange(len(x)), processes, pairs=pairs)
+
+
+def decided_pairs(norm: str, *, rounds: int = 20) -> Screening:
+    """Drops the pairs that every mix certifies, and those that provably none does, whatever the members' scales.
+
+    Exact for verified error; the loss of a mix loses its share of these pairs. What proves a pair hopeless is an answer
+    d of the attacker with max_t (c_t - <d, A_t>) <= 0, sought in `rounds` rounds of a small game: see `screen`.
+    """
+    settled = settled_pairs(norm)
+
+    def judge(columns: Tensor, intercepts: Tensor) -> Tensor:
+        verdicts = settled.judge(columns, intercepts)
+        open_pairs = (verdicts == KEEP).nonzero()[:, 0]
+        if len(open_pairs):
+            problem = weight_problem(columns[:, open_pairs], intercepts[:, open_pairs], 1.0, norm=norm)
+            verdicts[open_pairs[screen(problem, rounds=rounds).impossible]] = HOPELESS
+        return verdicts
+
+    return Screening(name=f"decided {rounds} rounds", judge=judge)
 
 
 def _logits(member: nn.Module, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import typer
 import robboost
 from robboost.cli import bench, boosting, catalogue, demo, ensembles, exports, reproduction, stores, training
 from robboost.cli.console import fail
+from robboost.cli.interruption import insisting
 from robboost.errors import RobBoostError, SoundnessError
 from robboost.observability import event, log_json, profiled, resources
 
@@ -88,7 +89,8 @@ def _profile() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: 0 success, 1 a contradiction to a proof, 2 wrong usage or input, 130 interrupted."""
     try:
-        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        with insisting():
+            code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         fail(_INTERRUPTED, 130)
     except _USAGE as error:

@@ -28,6 +28,7 @@ from robboost.cli.options import (
 )
 from robboost.errors import InputError, StoreError
 from robboost.store import BoundStore, FillSettings, fill_store, settled_pairs
+from robboost.stored import decided_pairs
 
 __all__ = ["register"]
 
@@ -57,7 +58,11 @@ def bounds(
         str, typer.Option("--memory", help="Budget for what is being written, such as 500M or 2G.")
     ] = "1G",
     screen: Annotated[
-        str, typer.Option("--screen", help="none, or settled: leave out pairs that every member certifies.")
+        str,
+        typer.Option(
+            "--screen",
+            help="none; settled: leave out pairs that every member certifies; decided: and those no mix does.",
+        ),
     ] = "none",
     verify: Annotated[bool, typer.Option("--verify", help="Read everything and check every checksum.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, to be computed anew.")] = False,
@@ -87,14 +92,15 @@ def bounds(
     found = open_pool(pool, architecture, input_shape)
     threat = open_threat(eps, norm, clip, found.notes)
     images = open_data(data, found.notes, split, limit)
-    if screen not in ("none", "settled"):
-        raise InputError(f"--screen {screen}: expected none or settled")
+    rules = {"none": None, "settled": settled_pairs(threat.norm), "decided": decided_pairs(threat.norm)}
+    if screen not in rules:
+        raise InputError(f"--screen {screen}: expected one of {', '.join(rules)}")
     settings = FillSettings(
         method=method,
         precision=precision,
         storage=storage,
         memory=_bytes(memory),
-        screening=settled_pairs(threat.norm) if screen == "settled" else None,
+        screening=rules[screen],
     )
     with together(place) as (processes, tell):
         members = [member.to(processes.device) for member in found.models]

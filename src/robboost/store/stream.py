@@ -21,7 +21,8 @@ from robboost.store.disk import Array
 
 __all__ = ["StoredColumns"]
 
-_SLAB_BYTES = 32 * 2**20
+# Few enough that what was read is still in a cache when it is checked and used.
+_SLAB_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
