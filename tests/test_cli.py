@@ -296,7 +296,7 @@ def test_everything_wrong_is_one_line_and_exit_code_2(tiny, capsys, monkeypatch)
         lines = [line for line in output.err.splitlines() if not line.endswith(" steps")]
         if code != 2 or len(lines) != 1 or message not in lines[0] or output.out:
             surprises.append((arguments, message, code, lines, output.out))
-    assert surprises == []
+    assert not surprises, "\n".join(map(str, surprises))
     assert sorted(path.name for path in tiny.iterdir()) == before  # nothing half-done is left behind
 
 

@@ -27,6 +27,7 @@ from robboost.cli.options import (
     set_threads,
 )
 from robboost.errors import InputError, StoreError
+from robboost.inputs import check_pool
 from robboost.store import BoundStore, FillSettings, fill_store, settled_pairs
 
 __all__ = ["register"]
@@ -96,6 +97,8 @@ def bounds(
         memory=_bytes(memory),
         screening=settled_pairs(threat.norm) if screen == "settled" else None,
     )
+    # Before a store is begun, which would then hold nothing and stand in the way of the corrected command.
+    check_pool(found.models, images.images, images.labels, found.names)
     with together(place) as (processes, tell):
         members = [member.to(processes.device) for member in found.models]
         filled = fill_store(
