@@ -65,6 +65,7 @@ def save_counterexample(model: nn.Module, found: Counterexample, about: Mapping[
             np.savez(path, about=np.array(json.dumps(facts, default=str)), **arrays)
         except OSError as error:
             reason = error.strerror or str(error)
+            path.unlink(missing_ok=True)
             continue
         return f"point and image saved in {path}, {_save_network(model, path, tuple(found.image.shape[1:]))}"
     return f"point not saved: {reason}"
