@@ -17,6 +17,8 @@ import torch
 from small_pools import SHAPE, examples, pool
 
 import robboost
+import robboost.comparison
+import robboost.mixtures
 from robboost import SoundnessError
 from robboost.cli import main
 from robboost.models import PoolMember, save_model, write_pool
@@ -249,6 +251,9 @@ def wrong_inputs(folder):
     yield ["export", "missing.safetensors", "--out", "net.onnx"], "missing"
     yield ["export", member, "--out", "net.onnx", "--vnnlib", "2", "--eps", "0.1"], "--data is missing"
     yield ["export", member, "--out", "net.onnx", "--vnnlib", "2", "--eps", "0.1", "--data", "none.npz"], "no images"
+    yield ["export", member, "--out", "net.onnx", "--vnnlib", "2", "--data", "fit.npz"], "--eps is missing"
+    wrong = ["--vnnlib", "2", "--eps", "0.1", "--data", "wrong-labels.npz"]
+    yield ["export", "nine.safetensors", "--out", "net.onnx", *wrong], "does not take images"
     yield ["export", member, "--out", "net.onnx", "--batch-size", "0"], "batch_size=0"
     yield ["export", "broken", "--out", "net.onnx"], "a folder"
     yield ["models", "broken"], "m1.safetensors: SHA-256"
@@ -337,7 +342,7 @@ def test_a_limit_on_file_size_is_a_full_disk_for_real(tiny, capsys):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         errors = capsys.readouterr().err
         assert code == 2, (arguments, errors)
-        assert "File too large" in errors, (arguments, errors)
+        assert "File too large" in errors or "file size limit reached" in errors, (arguments, errors)
         assert "Traceback" not in errors
         shutil.rmtree("store", ignore_errors=True)
         assert sorted(path.name for path in tiny.rglob("*")) == files, arguments
@@ -375,14 +380,15 @@ def test_an_interrupted_comparison_continues_and_is_the_same(tiny, capsys, monke
     assert call(*command) == 130
     assert "given again, continues" in capsys.readouterr().err
     monkeypatch.setattr("robboost.comparison.attack", real)
-    monkeypatch.setattr("robboost.mixtures.margin_bounds", None)  # bounds of the fit and test images are not needed
-    assert call(*command, "--limit", 24) == 0
+    bound, bounded = robboost.mixtures.margin_bounds, []
+    monkeypatch.setattr("robboost.mixtures.margin_bounds", lambda *a, **k: bounded.append(1) or bound(*a, **k))
+    assert call(*command) == 0
     output = capsys.readouterr()
-    continued = json.loads(output.out)
+    continued, first = json.loads(output.out), len(bounded)
     assert "parts of an interrupted run are there" in output.err
-    monkeypatch.undo()
     assert call(*command) == 0
     afresh = json.loads(capsys.readouterr().out)
+    assert len(bounded) - first == first + 6  # three members on the fit images, three on the test images
     assert continued["rows"] == afresh["rows"]
     assert continued["robboost"]["weights"] == afresh["robboost"]["weights"]
 
