@@ -92,4 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"{where}{error.strerror or error}; expected a place that can be read and written", 2)
     except MemoryError:
         fail("out of memory: expected less to do at once, so use fewer images (--limit)", 2)
+    if code == 130:  # one more of typer's ways to answer Ctrl-C
+        fail(_INTERRUPTED, 130)
     sys.exit(code if isinstance(code, int) else 0)
