@@ -8,7 +8,7 @@ import pytest
 import robboost
 from robboost.cli import main
 
-POOL = str(Path(robboost.__file__).parent / "data" / "demo_pool")
+POOL = str(Path(robboost.__file__).parent / "models" / "demo_pool")
 ASKED = ["--data", "mnist-small", "--limit", "40", "--bounds", "ibp+crown-ibp"]
 
 

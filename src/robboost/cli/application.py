@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Annotated
 import typer
 
 import robboost
-from robboost.cli import bench, catalogue, demo, ensembles, exports, stores, training
+from robboost.cli import bench, boosting, catalogue, demo, ensembles, exports, reproduction, stores, training
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
-from robboost.observability import log_json, profiled, resources
+from robboost.observability import event, log_json, profiled, resources
 
 __all__ = ["app", "main"]
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (demo, training, stores, ensembles, exports, bench, catalogue):
+for part in (demo, training, boosting, stores, ensembles, exports, reproduction, bench, catalogue):
     part.register(app)
 
 
@@ -55,8 +56,24 @@ def _root(
     del version
     if log is not None:
         context.with_resource(log_json(context.with_resource(log.open("a", encoding="utf-8"))))
+        context.with_resource(_logged(context.invoked_subcommand or ""))
     if profile:
         context.with_resource(_profile())
+
+
+@contextmanager
+def _logged(command: str) -> Iterator[None]:
+    """First and last line of a command in the log; the last one also if it fails."""
+    event("command begun", {"command": command, "version": robboost.__version__})
+    began, error = time.perf_counter(), ""
+    try:
+        yield
+    except BaseException as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        seconds = time.perf_counter() - began
+        event("command ended", {"command": command, "seconds": seconds, "error": error, **resources().to_dict()})
 
 
 @contextmanager
@@ -74,10 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         fail(_INTERRUPTED, 130)
-    except SystemExit as end:  # typer's own answer to Ctrl-C says nothing
-        if end.code == 130:
-            fail(_INTERRUPTED, 130)
-        raise
     except _USAGE as error:
         fail(error.format_message(), 2)  # type: ignore[attr-defined]
     except SoundnessError as error:
@@ -92,6 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"{where}{error.strerror or error}; expected a place that can be read and written", 2)
     except MemoryError:
         fail("out of memory: expected less to do at once, so use fewer images (--limit)", 2)
-    if code == 130:  # one more of typer's ways to answer Ctrl-C
+    if code == 130:  # some versions of typer turn Ctrl-C into an exit code, and say nothing
         fail(_INTERRUPTED, 130)
     sys.exit(code if isinstance(code, int) else 0)
