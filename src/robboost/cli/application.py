@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Annotated
 import typer
 
 import robboost
-from robboost.cli import bench, boosting, catalogue, demo, ensembles, exports, reproduction, stores, training
+from robboost.cli import bench, catalogue, demo, ensembles, exports, stores, training
 from robboost.cli.console import fail
 from robboost.errors import RobBoostError, SoundnessError
-from robboost.observability import event, log_json, profiled, resources
+from robboost.observability import log_json, profiled, resources
 
 __all__ = ["app", "main"]
 
@@ -27,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for part in (demo, training, boosting, stores, ensembles, exports, reproduction, bench, catalogue):
+for part in (demo, training, stores, ensembles, exports, bench, catalogue):
     part.register(app)
 
 
@@ -56,24 +55,8 @@ def _root(
     del version
     if log is not None:
         context.with_resource(log_json(context.with_resource(log.open("a", encoding="utf-8"))))
-        context.with_resource(_logged(context.invoked_subcommand or ""))
     if profile:
         context.with_resource(_profile())
-
-
-@contextmanager
-def _logged(command: str) -> Iterator[None]:
-    """First and last line of a command in the log; the last one also if it fails."""
-    event("command begun", {"command": command, "version": robboost.__version__})
-    began, error = time.perf_counter(), ""
-    try:
-        yield
-    except BaseException as failure:
-        error = f"{type(failure).__name__}: {failure}"
-        raise
-    finally:
-        seconds = time.perf_counter() - began
-        event("command ended", {"command": command, "seconds": seconds, "error": error, **resources().to_dict()})
 
 
 @contextmanager
