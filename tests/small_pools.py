@@ -1,5 +1,8 @@
 """Tiny pools that learnt something, for tests of everything above the bounds."""
 
+import copy
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -31,5 +34,11 @@ def trained(structure, seed, steps=60):
 
 
 def pool():
+    """Three members, trained once in a process; each caller has its own copies."""
+    return copy.deepcopy(_pool())
+
+
+@cache
+def _pool():
     torch.manual_seed(0)
     return [trained("fc 12", 1), trained("conv 4 3x3/1, fc 8", 2), trained("fc 8, fc 8", 3, steps=12)]

@@ -209,8 +209,7 @@ def margins_at(model: nn.Module, point: Tensor, y: Tensor, *, batch_size: int = 
 
 
 def _as_step(work: Callable[[], Tensor]) -> dict[str, Tensor]:
-    with span("attack"):
-        return {"point": work()}
+    return {"point": work()}
 
 
 def _within(progress: Progress | None, part: slice, total: int) -> Callable[[float], None]:

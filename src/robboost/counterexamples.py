@@ -7,6 +7,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def save_counterexample(model: nn.Module, found: Counterexample, about: Mapping[
             np.savez(path, about=np.array(json.dumps(facts, default=str)), **arrays)
         except OSError as error:
             reason = error.strerror or str(error)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # half of it is no evidence
             continue
         return f"point and image saved in {path}, {_save_network(model, path, tuple(found.image.shape[1:]))}"
     return f"point not saved: {reason}"

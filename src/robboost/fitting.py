@@ -205,7 +205,8 @@ class RobBoost:
         """One row a member: weight and scale (needs pandas)."""
         import pandas as pd
 
-        return pd.DataFrame(self.to_numpy(), index=pd.Index(self.names, name="member"))
+        columns = {"weight": self.weights.numpy(), "scale": self.scales.numpy()}
+        return pd.DataFrame(columns, index=pd.Index(self.names, name="member"))
 
     def __repr__(self) -> str:
         parameters = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items() if name != "threat")

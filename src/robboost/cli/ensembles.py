@@ -368,8 +368,11 @@ def _kappa(text: str) -> float | str:
 def _save_points(path: Path, points: torch.Tensor, labels: torch.Tensor) -> None:
     import numpy as np
 
+    part = path.with_name(f".{path.name}.part")
     try:
-        with path.open("wb") as stream:
+        with part.open("wb") as stream:
             np.savez(stream, images=points.cpu().numpy(), labels=labels.cpu().numpy())
+        part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written ({error.strerror}); expected a place with space") from None

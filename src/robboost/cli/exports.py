@@ -23,6 +23,7 @@ from robboost.cli.options import (
 )
 from robboost.errors import InputError
 from robboost.exchange import export_onnx, write_properties
+from robboost.inputs import check_examples
 
 __all__ = ["register"]
 
@@ -60,11 +61,15 @@ def export(
     found = open_model(model, architecture, input_shape)
     if found.input_shape is None:
         raise InputError(f"{model}: does not say the shape of its images; expected --input-shape, such as 1,28,28")
+    asked = None
+    if vnnlib:  # before anything is written
+        images = open_data(data, found.notes, split, vnnlib)
+        check_examples(found.network, images.images, images.labels)
+        asked = images, open_threat(eps, norm, clip, found.notes)
     written = export_onnx(found.network, out, input_shape=found.input_shape, batch_size=batch_size)
     result = {"onnx": str(out), "largest_difference": written.largest_difference, "properties": 0}
-    if vnnlib:
-        threat = open_threat(eps, norm, clip, found.notes)
-        images = open_data(data, found.notes, split, vnnlib)
+    if asked is not None:
+        images, threat = asked
         classes = len(images.classes)
         paths = write_properties(
             out.parent, images.images, images.labels, threat, num_classes=classes, network=out.name

@@ -27,6 +27,8 @@ from robboost.cli.options import (
     set_threads,
 )
 from robboost.errors import InputError, StoreError
+from robboost.inputs import check_pool
+from robboost.mixtures import pool_bounds
 from robboost.store import BoundStore, FillSettings, fill_store, settled_pairs
 from robboost.stored import decided_pairs
 
@@ -102,6 +104,10 @@ def bounds(
         memory=_bytes(memory),
         screening=rules[screen],
     )
+    # Before a store is begun, which would hold nothing and stand in the way of the corrected command: everything is
+    # checked, and one image is bounded.
+    x, y = check_pool(found.models, images.images, images.labels, found.names)
+    pool_bounds(found.models, x[:1], y[:1], threat, method=method, precision=precision)  # type: ignore[arg-type]
     with together(place) as (processes, tell):
         members = [member.to(processes.device) for member in found.models]
         filled = fill_store(

@@ -54,14 +54,25 @@ def write_report(
     try:
         (target / "figures").mkdir(parents=True, exist_ok=True)
         for name, figure in drawn.items():
-            (target / "figures" / f"{name}.png").write_bytes(to_png(figure))
+            _write(target / "figures" / f"{name}.png", to_png(figure))
             # Alone, outside the page, the picture has no text colour to inherit.
             alone = pictures[name].replace("currentColor", "#404040")
-            (target / "figures" / f"{name}.svg").write_text(alone, encoding="utf-8")
-        (target / "report.html").write_text(page, encoding="utf-8")
+            _write(target / "figures" / f"{name}.svg", alone.encode())
+        _write(target / "report.html", page.encode())
     except OSError as error:
         raise InputError(f"{target}: cannot be written ({error.strerror}); expected free space and access") from None
     return target / "report.html"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The file whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _page(
