@@ -67,7 +67,19 @@ def test_residual_networks_are_two_blocks_of_three_convolutions(name):
         assert [type(layer).__name__ for layer in block.body] == ["Conv2d", "ReLU", "Conv2d", "ReLU", "Conv2d"]
 
 
-@pytest.mark.parametrize("text", ["[conv 4 4x4/2", "conv 4 3x3/1, conv 4 4x4/2]", "Z", "conv 4 3x5/1", "fc 10, conv 4 3x3/1", "[fc 3]", "conv 4 3x3/1, [", "fc -3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[conv 4 4x4/2",
+        "conv 4 3x3/1, conv 4 4x4/2]",
+        "Z",
+        "conv 4 3x5/1",
+        "fc 10, conv 4 3x3/1",
+        "[fc 3]",
+        "conv 4 3x3/1, [",
+        "fc -3",
+    ],
+)
 def test_unreadable_structure_is_refused(text):
     with pytest.raises(InputError, match="cannot read"):
         build(text, MNIST)
