@@ -171,17 +171,21 @@ def rates(device: torch.device) -> tuple[float, float]:
 
 
 def seconds(job, device: torch.device, least: float) -> float:
-    """Mean duration after one warm-up run."""
+    """Mean duration after one warm-up run: on a GPU of the wall clock, on a CPU of the processor time of one thread.
+
+    Processor time does not count what other programs on the machine do meanwhile (with several threads the wall clock).
+    """
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     job()
     runs, total = 0, 0.0
     while total < least:
         if device.type == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = clock()
         job()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        total += time.perf_counter() - start
+        total += clock() - start
         runs += 1
     return total / runs
 

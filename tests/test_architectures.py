@@ -58,7 +58,28 @@ def test_batch_norm_behind_every_convolution():
     assert names.count("Conv2d") == 9  # the skips have none
 
 
-@pytest.mark.parametrize("text", ["Z", "conv 4 3x5/1", "fc 10, conv 4 3x3/1", "[fc 3]", "conv 4 3x3/1, [", "fc -3"])
+@pytest.mark.parametrize("name", ["K", "L"])
+def test_residual_networks_are_two_blocks_of_three_convolutions(name):
+    """Sizes alone do not show where a block ends."""
+    layers = [type(layer).__name__ for layer in build(name, MNIST)]
+    assert layers == ["Conv2d", "ReLU", "Residual", "Residual", "Flatten", "Linear", "ReLU", "Linear"]
+    for block in build(name, MNIST)[2:4]:
+        assert [type(layer).__name__ for layer in block.body] == ["Conv2d", "ReLU", "Conv2d", "ReLU", "Conv2d"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[conv 4 4x4/2",
+        "conv 4 3x3/1, conv 4 4x4/2]",
+        "Z",
+        "conv 4 3x5/1",
+        "fc 10, conv 4 3x3/1",
+        "[fc 3]",
+        "conv 4 3x3/1, [",
+        "fc -3",
+    ],
+)
 def test_unreadable_structure_is_refused(text):
     with pytest.raises(InputError, match="cannot read"):
         build(text, MNIST)

@@ -171,6 +171,7 @@ def _intercept_above(lower: Tensor, upper: Tensor, slope: Tensor) -> Tensor:
     inner = slope.detach().clamp(1e-300, 1)
     root = inner.sqrt()
     touching = torch.log((1 + (1 - inner).sqrt()) / root)
-    touching = torch.minimum(torch.maximum(touching, lower.detach()), upper.detach())
     ends = torch.maximum(torch.tanh(lower) - slope * lower, torch.tanh(upper) - slope * upper)
-    return torch.maximum(ends, torch.tanh(touching) - slope * touching)
+    # Outside the interval an end is the maximum (and a tie with it would halve the gradient).
+    inside = (touching > lower) & (touching < upper)
+    return torch.where(inside, torch.maximum(ends, torch.tanh(touching) - slope * touching), ends)

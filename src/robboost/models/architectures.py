@@ -103,7 +103,8 @@ def _build(text: str, input_shape: Sequence[int], num_classes: int, batch_norm: 
             width = int(match[1])
             continue
         specs = [_CONV.fullmatch(part) for part in _items(item.strip("[]"))]
-        if width is not None or not specs or not all(specs):
+        closed = item.startswith("[") == item.endswith("]")
+        if width is not None or not specs or not all(specs) or not closed:
             known = ", ".join(ARCHITECTURES)
             raise InputError(
                 f"architecture {text!r}: cannot read {item!r}; expected a name ({known}) or a structure text"
@@ -133,4 +134,4 @@ def _build(text: str, input_shape: Sequence[int], num_classes: int, batch_norm: 
 
 def _items(text: str) -> list[str]:
     """The parts between commas that are not inside brackets."""
-    return [part.strip() for part in re.findall(r"\[[^\]]*\]|[^,]+", text) if part.strip()]
+    return [part.strip() for part in re.findall(r"\[[^\]]*\]|[^,\s][^,]*", text) if part.strip()]
