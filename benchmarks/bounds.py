@@ -262,7 +262,7 @@ def measure(case: Case, device: torch.device, args: argparse.Namespace, peak: tu
     with torch.no_grad(), full_precision():
         plain = count / seconds(lambda: dense_bounds(model, x, y, case.eps, elements), device, 0.0 + args.seconds / 4)
     floor = max(flops / peak[0], traffic / peak[1])
-    known = AUTO_LIRPA.get((device.type, case.shape, case.name))
+    known = args.against or AUTO_LIRPA.get((device.type, case.shape, case.name))
     ratio = f"{best / known:6.2f}x of {known:g}" if known else "     -"
     print(
         f"{case.shape:6} {case.name[-20:]:9} eps {case.eps:.4f} {best:10.2f} images/s (batch {best_batch:5})"
@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="least time of a measurement")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--data", default="mnist-small")
+    parser.add_argument("--against", type=float, default=0.0, help="images/s that a checkpoint is compared with")
     parser.add_argument("--quick", action="store_true", help="two networks, short measurements")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--profile", type=int, default=0, help="print the kernels of one call on so many images")
