@@ -65,6 +65,19 @@ def test_a_damaged_step_is_computed_again(tmp_path):
     assert calls == [0, 1, 2, 0, 1, 3, 4]
 
 
+def test_a_flipped_bit_is_seen(tmp_path):
+    calls = []
+    with pytest.raises(StoppedError):
+        run(tmp_path, calls, until=3)
+    path = sorted(tmp_path.glob("*/*.safetensors"))[1]
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 4  # the step's number: 1 becomes 5, and the file is as readable as before
+    path.write_bytes(content)
+    values, journal = run(tmp_path, calls, until=None)
+    assert values == [0, 1, 2, 3, 4]
+    assert journal.reused == 2
+
+
 def test_a_step_within_a_step_is_part_of_it(tmp_path):
     def stopped():
         with resumable(IDENTITY, folder=tmp_path):

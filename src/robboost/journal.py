@@ -73,7 +73,7 @@ class Journal:
             if self._bytes + size > _MOST_BYTES or shutil.disk_usage(path.parent).free < _FREE_BYTES + size:
                 return
             tensors = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
-            save_file(tensors, part, {"step": name})
+            save_file(tensors, part, {"step": name, "sha256": _digest(tensors)})
             part.replace(path)
             self._bytes += size
         except (OSError, SafetensorError):  # a run that cannot be resumed is better than none
@@ -144,11 +144,21 @@ def _read(path: Path, name: str) -> dict[str, Tensor] | None:
         return None
     try:
         with safe_open(path, "pt") as opened:
-            if (opened.metadata() or {}).get("step") != name:
-                return None
-            return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            notes = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            # A flipped bit must not become a certificate.
+            intact = notes.get("step") == name and notes.get("sha256") == _digest(tensors)
+            return tensors if intact else None
     except (OSError, SafetensorError, ValueError):
         return None
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key, tensor in sorted(tensors.items()):
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _forget(root: Path) -> None:
