@@ -20,7 +20,7 @@ from torch import Tensor
 
 from robboost.errors import SoundnessError
 
-__all__ = ["Journal", "journal_folder", "remembered", "resumable"]
+__all__ = ["Journal", "journal_folder", "package_digest", "remembered", "resumable"]
 
 # Steps are no longer saved where they would leave less than this free, or once they hold more than that together.
 _FREE_BYTES = 2 * 10**9
@@ -102,7 +102,7 @@ def resumable(identity: Mapping[str, Any], *, folder: Path | None = None) -> Ite
             code of the package is added: another version never continues this one's work.
         folder: where runs are kept; None: `journal_folder()`.
     """
-    text = json.dumps({**identity, "torch": torch.__version__, "code": _code()}, sort_keys=True, default=str)
+    text = json.dumps({**identity, "torch": torch.__version__, "code": package_digest()}, sort_keys=True, default=str)
     root = journal_folder() if folder is None else folder
     mine = root / hashlib.sha256(text.encode()).hexdigest()[:32]
     try:
@@ -171,7 +171,8 @@ def _forget(root: Path) -> None:
 
 
 @cache
-def _code() -> str:
+def package_digest() -> str:
+    """SHA-256 over the code of the package: what one version computed is not continued by another."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

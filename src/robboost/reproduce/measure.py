@@ -22,6 +22,7 @@ from robboost.errors import InputError
 from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
 from robboost.intervals import Share, paired_test
+from robboost.journal import package_digest
 from robboost.mixtures import PoolBounds, Progress, Proof, pool_bounds, prove
 from robboost.models import Ensemble, Pool
 from robboost.models.architectures import float32_bytes
@@ -109,7 +110,8 @@ def measure(
     }
     mine = parts
     if parts.folder is not None:
-        key = identity(**facts, part=_PART.get(device.type), members=[parameter_digest(model) for model in pool.models])
+        members = [parameter_digest(model) for model in pool.models]
+        key = identity(**facts, part=_PART.get(device.type), members=members, code=package_digest())
         mine = Parts(parts.folder / key)
     check_pool(networks, images.test.images, images.test.labels, list(pool.names))
     fit = mine.values("fit", lambda: _fit(pool, networks, images.fit, threat, method, mine, progress))
