@@ -34,13 +34,13 @@ def test_example_and_output():
 def demo_table():
     """Rows of the demo's table by name: errors as counts of its 1,000 images, None for "-", megabytes, claim."""
     rows = {}
-    for line in README[README.index("| | verified error, test") :].splitlines()[2:]:
-        if not line.startswith("|"):
-            return rows
+    body = README.split("| | verified error, test", 1)[1].split("\n\n", 1)[0]
+    for line in body.splitlines()[2:]:
         name, verified, *others, size, claim = (cell.strip(" *") for cell in line.strip("|").split("|"))
         counts = [None if cell == "-" else round(10 * float(cell.split()[0])) for cell in (verified, *others)]
         rows[name] = [*counts, size, claim]
         assert verified == f"{Share(counts[0], 1000):i}", name
+    return rows
 
 
 def test_table_of_the_demo_is_what_its_networks_give():
