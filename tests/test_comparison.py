@@ -7,10 +7,14 @@ import pytest
 import torch
 from small_pools import examples, pool
 
+import robboost.combinations
+import robboost.comparison
 import robboost.mixtures
+import robboost.rows
 from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
 from robboost.comparison import Settings
+from robboost.intervals import Share
 from robboost.models import demo_pool
 
 POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
@@ -55,6 +59,29 @@ def test_a_wrong_certificate_is_loud(tmp_path, monkeypatch):
     assert points.with_suffix(".safetensors").exists()
 
 
+def test_a_wrong_certificate_of_the_vote_is_loud(monkeypatch):
+    monkeypatch.setattr(robboost.rows, "vote_certified", lambda margins, *_: torch.ones(margins.shape[1]).bool())
+    settings = Settings("ibp", attack=AttackSettings(2, 1), cascade=False)
+    with pytest.raises(SoundnessError, match=r"^weighted voting: test image \d+ is certified and wrong"):
+        compare(POOL, fit=FIT, test=TEST, threat=Threat(0.4, clip=(0, 1)), settings=settings)
+
+
+def test_the_cascade_asks_the_best_member_first(monkeypatch):
+    asked = []
+
+    class Noted(robboost.combinations.Cascade):
+        def __init__(self, pool, *arguments, **keywords):
+            asked.extend(pool)
+            super().__init__(pool, *arguments, **keywords)
+
+    monkeypatch.setattr(robboost.comparison, "Cascade", Noted)
+    result = compare(POOL, fit=FIT, test=TEST, threat=Threat(0.05), settings=Settings("ibp", attack=None))
+    order = [next(name for name, member in POOL.items() if member is one) for one in asked]
+    errors = [result.row(f"member {name}").verified_fit.count for name in order]
+    assert errors == sorted(errors)
+    assert errors[0] < errors[-1]
+
+
 def test_order_between_rows(result):
     some, every = result.row("some member certifies"), result.row("all members certify")
     for row in result.rows:
@@ -74,6 +101,8 @@ def test_figures_equal_the_certificate_of_the_ensemble(result):
     assert row.clean.count == int((~certificate.correct).sum())
     assert row.targeted == pytest.approx(certificate.targeted_verified_error)
     torch.testing.assert_close(result.margins["RobBoost"], certificate.margins.amin(1))
+    on_fit = certify(result.fitted.ensemble, *FIT, result.fitted.threat, method="ibp+crown")
+    assert row.verified_fit == Share(int((~on_fit.certified).sum()), len(FIT[1]))
 
 
 def test_best_single_is_chosen_on_the_fit_images(result):
