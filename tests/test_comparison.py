@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_pools import examples, pool
@@ -13,9 +14,10 @@ import robboost.mixtures
 import robboost.rows
 from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
+from robboost.combinations import vote_verdicts
 from robboost.comparison import Settings
 from robboost.intervals import Share
-from robboost.models import demo_pool
+from robboost.models import demo_pool, load_model
 
 POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
 FIT, TEST = examples(45, seed=21), examples(50, seed=22)
@@ -59,11 +61,21 @@ def test_a_wrong_certificate_is_loud(tmp_path, monkeypatch):
     assert points.with_suffix(".safetensors").exists()
 
 
-def test_a_wrong_certificate_of_the_vote_is_loud(monkeypatch):
+def test_a_wrong_certificate_of_the_vote_is_loud(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(robboost.rows, "vote_certified", lambda margins, *_: torch.ones(margins.shape[1]).bool())
     settings = Settings("ibp", attack=AttackSettings(2, 1), cascade=False)
     with pytest.raises(SoundnessError, match=r"^weighted voting: test image \d+ is certified and wrong"):
         compare(POOL, fit=FIT, test=TEST, threat=Threat(0.4, clip=(0, 1)), settings=settings)
+    # From the files alone: in the set of the image, and there the vote is wrong.
+    (file,) = tmp_path.glob("*.npz")
+    saved, voters = np.load(file), load_model(file.with_suffix(".safetensors"))
+    about, point, image = json.loads(str(saved["about"])), *(torch.from_numpy(saved[k]) for k in ("point", "image"))
+    label = torch.from_numpy(saved["label"])
+    assert torch.equal(image, TEST[0][saved["index"]])
+    assert Threat(0.4, clip=(0, 1)).contains(point, image.double(), tolerance=1e-12).all()
+    weights = torch.tensor(about["weights"])
+    assert vote_verdicts(list(voters.members), weights, point, label, []).clean.all()
 
 
 def test_the_cascade_asks_the_best_member_first(monkeypatch):
