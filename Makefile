@@ -31,7 +31,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site robboost-demo .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("RobBoost needs Python 3.11 or newer, found " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else None'

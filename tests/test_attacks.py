@@ -1,6 +1,7 @@
 """Attacks: the exact worst point of linear networks, membership, judgement, and the alarm."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,7 +58,37 @@ def test_targeted_and_restarts_never_do_worse_together():
     assert (more.margins <= few.margins + 1e-9).all()
 
 
-def test_momentum_leaves_a_maximum_where_it_starts():
+@pytest.mark.parametrize(("true", "target"), [(a, b) for a in range(3) for b in range(3) if a != b])
+def test_targeted_tries_every_wrong_class(true, target):
+    # Only one wrong class has a slope; the most dangerous one, which "untargeted" would follow, has none.
+    weight, bias = torch.zeros(3, 1), torch.full((3,), -0.04)
+    weight[target], bias[target], bias[true] = 1.0, -0.05, 0.0
+    model, x, y = linear(weight.tolist(), bias.tolist()), torch.zeros(1, 1), torch.tensor([true])
+    once = AttackSettings(steps=5, restarts=1)
+    assert not attack(model, x, y, Threat(0.1), settings=once).success[0]
+    assert attack(model, x, y, Threat(0.1), settings=replace(once, targets="targeted")).success[0]
+
+
+def test_momentum_crosses_a_plateau():
+    class Terrace(nn.Module):  # the margin falls up to 0.05, is level up to 0.5, and negative beyond
+        def forward(self, x):
+            level = torch.where(x < 0.05, 1 - x, torch.where(x < 0.5, 0.95 + 0 * x, -1 + 0 * x))
+            return torch.cat([level, torch.zeros_like(x)], 1)
+
+    x, y = torch.zeros(1, 1), torch.tensor([0])
+    for momentum, found in ((0.75, True), (0.0, False)):
+        settings = AttackSettings(restarts=1, momentum=momentum)
+        assert attack(Terrace(), x, y, Threat(0.6), settings=settings).success.tolist() == [found]
+
+
+def test_a_projection_that_leaves_the_set_is_noticed(monkeypatch):
+    real = Threat.project
+    monkeypatch.setattr(Threat, "project", lambda threat, point, x: real(threat, point, x) + 2 * threat.eps)
+    with pytest.raises(SoundnessError, match="projection left the threat set"):
+        attack(linear([[3.0, 4.0], [0.0, 0.0]], [2.0, 0.0]), torch.zeros(1, 2), torch.tensor([0]), Threat(0.1))
+
+
+def test_momentum_does_not_leave_a_maximum_where_it_starts():
     # |x| has gradient zero at the start: only a restart leaves it.
     class Ridge(nn.Module):
         def forward(self, x):

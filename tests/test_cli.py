@@ -238,7 +238,8 @@ def wrong_inputs(folder):
     for command in ("certify", "attack"):
         yield [command, "missing.safetensors", *good], "missing"
         yield [command, "notes.txt", *good, "--eps", "0.1"], "notes.txt"
-        yield [command, "broken", *good], "a folder"
+        yield [command, "broken", *good], "broken/m1.safetensors: SHA-256 is "
+        yield [command, "pool", *good], "pool/manifest.json: names no mix of the pool"
         yield [command, member, *good], "--eps is missing"
         yield [command, "nine.safetensors", *good, "--eps", "0.1"], "does not take images"
         yield [command, member, "--data", "wrong-labels.npz", "--eps", "0.1"], "labels reach"
@@ -257,7 +258,8 @@ def wrong_inputs(folder):
     wrong = ["--vnnlib", "2", "--eps", "0.1", "--data", "wrong-labels.npz"]
     yield ["export", "nine.safetensors", "--out", "net.onnx", *wrong], "does not take images"
     yield ["export", member, "--out", "net.onnx", "--batch-size", "0"], "batch_size=0"
-    yield ["export", "broken", "--out", "net.onnx"], "a folder"
+    yield ["export", "broken", "--out", "net.onnx"], "broken/m1.safetensors: SHA-256 is "
+    yield ["export", "pool", "--out", "net.onnx"], "pool/manifest.json: names no mix of the pool"
     yield ["models", "broken"], "m1.safetensors: SHA-256"
     yield ["models", member, again], "again.safetensors: the same network"
     yield ["train", "no-such-recipe", "--out", "t"], "no-such-recipe"

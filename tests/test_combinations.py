@@ -30,7 +30,7 @@ def test_vote_equals_brute_force():
     for trial in range(400):
         members, classes = 1 + trial % 5, 2 + trial % 3
         margins = torch.randn(members, 1, classes - 1, generator=generator) + 0.6
-        correct = torch.ones(members, 1, dtype=torch.bool)
+        correct = torch.rand(members, 1, generator=generator) < 0.9
         # Small integers, so that ties occur and sums are exact.
         weights = torch.randint(0, 4, (members,), generator=generator).double()
         y = torch.tensor([trial % classes])
@@ -38,6 +38,13 @@ def test_vote_equals_brute_force():
         assert bool(vote_certified(margins, correct, y, weights)[0]) is expected
         yes += expected
     assert 50 < yes < 350
+
+
+def test_a_wrong_member_with_positive_margins_counts_against():
+    margins, y = torch.ones(2, 1, 2), torch.tensor([0])
+    correct = torch.tensor([[True], [False]])
+    assert not vote_certified(margins, correct, y, torch.tensor([0.4, 0.6]))
+    assert vote_certified(margins, correct, y, torch.tensor([0.6, 0.4]))
 
 
 def test_a_tied_vote_and_a_wrong_member():

@@ -3,15 +3,21 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_pools import examples, pool
 
+import robboost.combinations
+import robboost.comparison
 import robboost.mixtures
+import robboost.rows
 from robboost import InputError, SoundnessError, Threat, certify, compare
 from robboost.attacks import AttackSettings
+from robboost.combinations import vote_verdicts
 from robboost.comparison import Settings
-from robboost.models import demo_pool
+from robboost.intervals import Share
+from robboost.models import demo_pool, load_model
 
 POOL = {"wide": pool()[0], "<conv>": pool()[1], "uniform": pool()[2]}
 FIT, TEST = examples(45, seed=21), examples(50, seed=22)
@@ -55,6 +61,39 @@ def test_a_wrong_certificate_is_loud(tmp_path, monkeypatch):
     assert points.with_suffix(".safetensors").exists()
 
 
+def test_a_wrong_certificate_of_the_vote_is_loud(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(robboost.rows, "vote_certified", lambda margins, *_: torch.ones(margins.shape[1]).bool())
+    settings = Settings("ibp", attack=AttackSettings(2, 1), cascade=False)
+    with pytest.raises(SoundnessError, match=r"^weighted voting: test image \d+ is certified and wrong"):
+        compare(POOL, fit=FIT, test=TEST, threat=Threat(0.4, clip=(0, 1)), settings=settings)
+    # From the files alone: in the set of the image, and there the vote is wrong.
+    (file,) = tmp_path.glob("*.npz")
+    saved, voters = np.load(file), load_model(file.with_suffix(".safetensors"))
+    about, point, image = json.loads(str(saved["about"])), *(torch.from_numpy(saved[k]) for k in ("point", "image"))
+    label = torch.from_numpy(saved["label"])
+    assert torch.equal(image, TEST[0][saved["index"]])
+    assert Threat(0.4, clip=(0, 1)).contains(point, image.double(), tolerance=1e-12).all()
+    weights = torch.tensor(about["weights"])
+    assert vote_verdicts(list(voters.members), weights, point, label, []).clean.all()
+
+
+def test_the_cascade_asks_the_best_member_first(monkeypatch):
+    asked = []
+
+    class Noted(robboost.combinations.Cascade):
+        def __init__(self, pool, *arguments, **keywords):
+            asked.extend(pool)
+            super().__init__(pool, *arguments, **keywords)
+
+    monkeypatch.setattr(robboost.comparison, "Cascade", Noted)
+    result = compare(POOL, fit=FIT, test=TEST, threat=Threat(0.05), settings=Settings("ibp", attack=None))
+    order = [next(name for name, member in POOL.items() if member is one) for one in asked]
+    errors = [result.row(f"member {name}").verified_fit.count for name in order]
+    assert errors == sorted(errors)
+    assert errors[0] < errors[-1]
+
+
 def test_order_between_rows(result):
     some, every = result.row("some member certifies"), result.row("all members certify")
     for row in result.rows:
@@ -74,6 +113,8 @@ def test_figures_equal_the_certificate_of_the_ensemble(result):
     assert row.clean.count == int((~certificate.correct).sum())
     assert row.targeted == pytest.approx(certificate.targeted_verified_error)
     torch.testing.assert_close(result.margins["RobBoost"], certificate.margins.amin(1))
+    on_fit = certify(result.fitted.ensemble, *FIT, result.fitted.threat, method="ibp+crown")
+    assert row.verified_fit == Share(int((~on_fit.certified).sum()), len(FIT[1]))
 
 
 def test_best_single_is_chosen_on_the_fit_images(result):

@@ -92,6 +92,8 @@ def test_fixed_kappa_and_methods(bounds):
         fitted = RobBoost(THREAT, kappa=0.5, method=method).fit_bounds(POOL, bounds)
         assert fitted.kappa_ == 0.5
         assert len(fitted.candidates) == 4  # on all images, on the part, best member, uniform
+        best = fitted.candidates[2]
+        assert best.name == f"member {fitted.names[best.weights.index(1.0)]} alone"
 
 
 def test_negative_mean_intercept_falls_back_to_a_positive_scale():

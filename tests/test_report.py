@@ -27,7 +27,7 @@ def comparison():
 @pytest.fixture(scope="module")
 def folder(comparison, tmp_path_factory):
     target = tmp_path_factory.mktemp("report")
-    write_report(comparison, POOL, TEST, target, about={"file": HOSTILE})
+    write_report(comparison, POOL, TEST, target, about={"file": HOSTILE, "more": {"nothing": ""}})
     return target
 
 
@@ -63,6 +63,12 @@ def test_page_is_whole_and_needs_nothing_else(folder):
             assert value.startswith(("#", "data:image/png;base64,")), value
     assert not re.search(r"url\((?!#)", page)
     assert "@import" not in page
+
+
+def test_every_fact_says_something(folder):
+    page = (folder / "report.html").read_text()
+    assert "<dt>attack</dt><dd>none</dd>" in page
+    assert "<li>nothing: none</li>" in page
 
 
 def test_names_are_escaped_everywhere(folder):

@@ -44,7 +44,9 @@ def vote_certified(margins: Tensor, correct: Tensor, labels: Tensor, weights: Te
     positive = margins > 0
     sure = positive.all(2) & correct
     for_y = torch.einsum("t,tn->n", a, sure.to(torch.float64))
-    against = torch.einsum("t,tnj->nj", a, (~positive).to(torch.float64))
+    # A member that is wrong although its margins say otherwise is not to be trusted with any class.
+    confused = (positive.all(2) & ~correct)[:, :, None]
+    against = torch.einsum("t,tnj->nj", a, (~positive | confused).to(torch.float64))
     # Sums of weights that are equal on paper may differ by rounding: that is a tie.
     return (for_y[:, None] > against + 1e-12).all(1)
 
@@ -150,5 +152,5 @@ class Cascade:
         return _verdicts(lambda images: self.answer(images.to(x.dtype))[0], x, labels, points)
 
     def fooled(self, x: Tensor, labels: Tensor, points: Sequence[Tensor]) -> Tensor:
-        """Examples called certified whose class differs at one of the given points [K][N, *input] of their sets."""
+        """Examples called certified whose class differs at one of the given points of their sets, each [N, *input]."""
         return self.certified(x, labels) & self.verdicts(x, labels, points).attacked

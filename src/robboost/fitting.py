@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,9 @@ class RobBoost:
         sizes = tuple(float32_bytes(member) / 1e6 for member in members.values())
         selection = Selection(bounds, scales, Limits(sizes, self.max_members, self.max_megabytes))
         kappas = _KAPPAS if self.kappa == "auto" else (float(self.kappa),)
-        plain = [min(selection.single(), key=_rank), *selection.uniform()]
+        best = min(selection.single(), key=_rank)
+        best = replace(best, name=f"member {list(members)[best.weights.index(1.0)]} alone")
+        plain = [best, *selection.uniform()]
         solved: list[Candidate] = []
         for step, kappa in enumerate(kappas, start=1):
             weights = self._solve(selection, kappa, everything=False).weights

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from robboost.combinations import Cascade, all_certify, some_certify, vote_certified, vote_verdicts
+from robboost.counterexamples import Counterexample, save_counterexample
 from robboost.errors import SoundnessError
 from robboost.fitting import RobBoost
 from robboost.intervals import Share
 from robboost.journal import remembered
 from robboost.mixtures import Proof
+from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
 from robboost.observability import span
+from robboost.threat import Threat
 
 __all__ = ["Row", "cascade_row", "network_rows", "oracle_rows", "vote_row"]
 
@@ -110,9 +113,13 @@ def vote_row(
     used = [member for member, weight in zip(members.values(), weights.tolist(), strict=True) if weight > 0]
     x, points = attacked
     wrong = vote_verdicts(list(members.values()), weights, x, labels[1], points)
-    if bool((certified & wrong.attacked).any()):
-        first = int((certified & wrong.attacked).nonzero()[0])
-        raise SoundnessError(f"weighted voting: test image {first} is certified and wrong; please report this")
+    broken = (certified & wrong.attacked).nonzero()[:, 0]
+    if len(broken):
+        saved = _save_turned_vote(list(members.values()), weights, broken[:1], (x, labels[1], points), fitted.threat)
+        raise SoundnessError(
+            f"weighted voting: test image {int(broken[0])} is certified and wrong ({len(broken)} in all): {saved};"
+            " please report this"
+        )
     return Row(
         name="weighted voting",
         claim="proved",
@@ -124,6 +131,30 @@ def vote_row(
         members=len(used),
         note=f"{best}; attacked with the points found against the networks",
     )
+
+
+def _save_turned_vote(
+    networks: list[nn.Module],
+    weights: Tensor,
+    index: Tensor,
+    tried: tuple[Tensor, Tensor, list[Tensor]],
+    threat: Threat,
+) -> str:
+    """Saves example `index` [1] with the point that turned its vote, and the voters as an ensemble with their weights.
+
+    `tried`: images, labels and points of all examples.
+    """
+    x, labels, points = tried
+    label = labels[index]
+    turned = next(
+        part[index]
+        for part in (x, *points)
+        if bool(vote_verdicts(networks, weights, part[index], label, []).clean.any())
+    )
+    margin = torch.full((1,), torch.nan, dtype=torch.float64)  # a vote has none
+    found = Counterexample(index, turned.to(torch.float64), x[index], label, margin)
+    about = {"rule": "weighted vote of the members' classes", "weights": weights.tolist(), "threat": vars(threat)}
+    return save_counterexample(Ensemble(networks, weights / weights.sum()), found, about)
 
 
 def cascade_row(cascade: Cascade, fit: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: list[Tensor]) -> Row:

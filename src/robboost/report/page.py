@@ -185,4 +185,6 @@ def _fact(value: Any) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if value is None or value == "":
+        return "none"
     return value if isinstance(value, str) else json.dumps(value, default=str)
