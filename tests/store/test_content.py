@@ -161,8 +161,8 @@ def test_bounds_that_are_not_numbers_are_refused_by_name(tmp_path, monkeypatch):
 
     honest = fill.margin_columns
 
-    def broken(member, x, y, threat, *, method, precision):
-        columns, c = honest(member, x, y, threat, method=method, precision=precision)
+    def broken(member, x, y, threat, **chosen):
+        columns, c = honest(member, x, y, threat, **chosen)
         if float(x[0, 0, 0]) == float(examples()[0][0, 0, 0]):
             c[7] = float("nan")
         return columns, c

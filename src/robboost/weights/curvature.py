@@ -20,6 +20,8 @@ _WHOLE = 1500
 _SHARE, _ROWS_PER_MEMBER = 0.03, 30
 # Of the rows read, the most that may be called near zero.
 _NEAR = 0.1
+# Of the sample, so much at a time in float64: on a GPU, where calls cost more than memory, all of it.
+_CHUNK_BYTES = {"cpu": 2**21, "cuda": 2**28}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,34 +62,51 @@ def estimate_curvature(
         return None
     index = active[torch.linspace(0, active.numel() - 1, count, device=active.device).round().long()]
     sample = problem.take_pairs(index)
-    columns = sample.columns(slice(0, count))
+    # Few pairs in float64 at a time: the sample is as large as what a stream holds otherwise.
+    step = max(1, _CHUNK_BYTES.get(problem.device.type, 2**28) // (8 * problem.n_members * problem.dim))
+    parts = [slice(start, min(start + step, count)) for start in range(0, count, step)]
     factor = active.numel() / count
     passes = count / problem.n_pairs
-    mixed = torch.einsum("t,tmd->md", weights, columns)
     if problem.norm == "l2":
-        # A mix that cancels is a kink, whose curvature is without bound: capped by the size of what cancels.
-        sizes = torch.linalg.vector_norm(columns, dim=2).amax(0)
-        norms = torch.linalg.vector_norm(mixed, dim=1)
-        norms = torch.where(sizes > 0, torch.maximum(norms, 1e-4 * sizes), 1.0)
-        scaled = columns / norms.sqrt()[:, None]
-        slopes = torch.einsum("tmd,md->mt", columns, mixed) / (norms**1.5)[:, None]
-        matrix = torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes
+        matrix = torch.stack([_smooth(sample.columns(part), weights) for part in parts]).sum(0)
         return Curvature(matrix=(factor * matrix).cpu().numpy(), width=0.0, passes=passes)
-    # Rows without any slope (dead pixels) have no part in the kinks.
-    live = (columns != 0).any(0)
-    size = mixed.abs()[live]
-    rows = columns[:, live]
-    if size.numel() == 0:
+    near, inside = _kinks(sample, parts, weights, wanted)
+    if near.numel() == 0 or float(near[-1]) <= 0:
         return None
-    near, order = size.sort()
-    reach = float(near[min(wanted, near.numel()) - 1])
-    if reach <= 0:
-        return None
-    inside = rows[:, order[: min(wanted, near.numel())]]
-    matrix = factor / reach * (inside @ inside.T)
+    matrix = factor / float(near[-1]) * (inside @ inside.T)
     # Smoothing at h loses sum over |u| < h of |u| (1 - |u| / h); take the widest h on the sample within its share.
-    ranked = near[:wanted]
-    lost = factor * (ranked.cumsum(0) - (ranked**2).cumsum(0) / ranked.clamp(min=1e-300))
+    lost = factor * (near.cumsum(0) - (near**2).cumsum(0) / near.clamp(min=1e-300))
     fitting = int((lost <= allowed).sum())
-    width = float(ranked[fitting - 1]) if fitting > 0 else 0.0
+    width = float(near[fitting - 1]) if fitting > 0 else 0.0
     return Curvature(matrix=matrix.cpu().numpy(), width=width, passes=passes)
+
+
+def _smooth(columns: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Second derivative [T, T] of the sum of l_2 norms of mixed columns [T, m, d]."""
+    mixed = torch.einsum("t,tmd->md", weights, columns)
+    # A mix that cancels is a kink, whose curvature is without bound: capped by the size of what cancels.
+    sizes = torch.linalg.vector_norm(columns, dim=2).amax(0)
+    norms = torch.linalg.vector_norm(mixed, dim=1)
+    norms = torch.where(sizes > 0, torch.maximum(norms, 1e-4 * sizes), 1.0)
+    scaled = columns / norms.sqrt()[:, None]
+    slopes = torch.einsum("tmd,md->mt", columns, mixed) / (norms**1.5)[:, None]
+    return torch.einsum("tmd,smd->ts", scaled, scaled) - slopes.T @ slopes
+
+
+def _kinks(
+    sample: WeightProblem, parts: list[slice], weights: torch.Tensor, wanted: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `wanted` mixed rows nearest to zero: their sizes [k], ascending, and the rows themselves [T, k]."""
+    sizes, rows = [], []
+    for part in parts:
+        columns = sample.columns(part).flatten(1)
+        size = (weights @ columns).abs()
+        # Rows without any slope (dead pixels) have no part in the kinks.
+        size[(columns == 0).all(0)] = torch.inf
+        near, index = size.topk(min(wanted, size.numel()), largest=False)
+        sizes.append(near)
+        rows.append(columns[:, index])
+    every = torch.cat(sizes)
+    near, order = every.topk(min(wanted, every.numel()), largest=False)
+    alive = int(torch.isfinite(near).sum())
+    return near[:alive], torch.cat(rows, dim=1)[:, order[:alive]]
