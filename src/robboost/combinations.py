@@ -150,5 +150,5 @@ class Cascade:
         return _verdicts(lambda images: self.answer(images.to(x.dtype))[0], x, labels, points)
 
     def fooled(self, x: Tensor, labels: Tensor, points: Sequence[Tensor]) -> Tensor:
-        """Examples called certified whose class differs at one of the given points [K][N, *input] of their sets."""
+        """Examples called certified whose class differs at one of the K given points [N, *input] of their sets."""
         return self.certified(x, labels) & self.verdicts(x, labels, points).attacked
