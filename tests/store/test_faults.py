@@ -276,7 +276,7 @@ def test_kill_9_at_random_instants_in_a_loop(tmp_path):
     rng = random.Random(5)
     context = multiprocessing.get_context("fork")
     killed = 0
-    for attempt in range(6):
+    for attempt in range(4):
         folder = tmp_path / f"s{attempt}"
         for _ in range(4):
             child = context.Process(target=_fill, args=(folder,))
@@ -288,7 +288,7 @@ def test_kill_9_at_random_instants_in_a_loop(tmp_path):
         _fill(folder)
         assert fingerprint(folder) == fingerprint(tmp_path / "whole")
         assert store_names(folder) == store_names(tmp_path / "whole")
-    assert killed >= 6
+    assert killed >= 4
 
 
 def store_names(folder: Path) -> list[str]:

@@ -1,5 +1,9 @@
 """Streaming: every pair once and in order, whatever the slabs; errors of the readers reach the caller."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from small_stores import THREAT, examples, filled, pool, settings
@@ -54,6 +58,25 @@ def test_stopping_early_ends_the_readers(store):
     names = [t.name for t in threading.enumerate() if t.name.startswith("robboost-read")]
     assert names == []
     assert threading.active_count() <= before + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files in /proc")
+def test_files_stay_open_for_their_shard_alone(store):
+    """Five shards of three members: never more than those under way, and none after a pass or where it is given up."""
+
+    def opened() -> list[str]:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return [os.readlink(link) for link in links if link.is_symlink() and store.url in os.readlink(link)]
+
+    stream = StoredColumns(store, slab_bytes=1, ahead=1, threads=1)
+    most = max(len(opened()) for _ in stream.slabs())
+    assert 3 <= most <= 9
+    assert opened() == []
+    slabs = stream.slabs()
+    next(slabs)
+    assert opened()
+    slabs.close()
+    assert opened() == []
 
 
 def test_damage_found_by_a_reader_thread_reaches_the_caller(tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from robboost.errors import InputError, StoreError
+from robboost.store.handles import OpenFiles
 from robboost.store.identity import Identity
 
 __all__ = [
@@ -104,8 +105,11 @@ class Disk:
             part = self.slots(shard)
             return np.asarray(array[part] if name == "verdicts" else array[member, part])
 
-    def read_columns(self, member: int, shard: int, first: int, out: Array) -> None:
-        """Fills `out` [m, d] with the stored columns from piece `first` of a shard on, checksums verified."""
+    def read_columns(self, member: int, shard: int, first: int, out: Array, *, files: OpenFiles | None = None) -> None:
+        """Fills `out` [m, d] with the stored columns from piece `first` of a shard on, checksums verified.
+
+        Local files stay open in `files`, if given.
+        """
         import google_crc32c
 
         where = f"{self.url}: slopes of member {member}, shard {shard}"
@@ -118,7 +122,7 @@ class Disk:
         if len(offsets) < count or (offsets[:, 0] == _ABSENT).any():
             raise StoreError(f"{where} lacks pieces {first} to {first + count - 1}; {_REPAIR}")
         checks = np.empty((count, _CRC), np.uint8)
-        self._fetch(self._key("slopes", member, shard), offsets, pieces, checks, where)
+        self._fetch(self._key("slopes", member, shard), offsets, (pieces, checks), where, files)
         for i in range(count):
             if google_crc32c.value(pieces[i]) != int(checks[i].view("<u4")[0]):
                 raise StoreError(f"{where}, piece {first + i}: checksum does not fit (flipped bits); {_REPAIR}")
@@ -195,19 +199,18 @@ class Disk:
 
             return self._get(key, SuffixByteRequest(count), where)
 
-    def _fetch(self, key: str, offsets: Array, pieces: Array, checks: Array, where: str) -> None:
+    def _fetch(self, key: str, offsets: Array, out: tuple[Array, Array], where: str, files: OpenFiles | None) -> None:
         """Reads pieces and their checksums, adjacent pieces in one call, without a copy."""
+        pieces, checks = out
         length = int(offsets[0, 1])
-        handle = -1
+        opened = files or OpenFiles()
         with guarded(where):
-            if self.folder:
-                handle = os.open(self.folder / key, os.O_RDONLY)
             try:
                 for start, stop in _runs(offsets):
                     begin, total = int(offsets[start, 0]), (stop - start) * length
                     if self.folder:
                         buffers = [part for i in range(start, stop) for part in (pieces[i], checks[i])]
-                        got = _read_into(handle, buffers, begin)
+                        got = _read_into(opened.handle(self.folder / key), buffers, begin)
                         if got != total:
                             raise StoreError(f"{where} is cut short; {_REPAIR}")
                         continue
@@ -219,8 +222,8 @@ class Disk:
                     rows = raw.reshape(stop - start, length)
                     pieces[start:stop], checks[start:stop] = rows[:, :-_CRC], rows[:, -_CRC:]
             finally:
-                if handle >= 0:
-                    os.close(handle)
+                if files is None:
+                    opened.close()
 
     def _get(self, key: str, request: Any, where: str) -> bytes:
         from zarr.core.buffer import default_buffer_prototype

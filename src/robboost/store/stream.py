@@ -18,11 +18,14 @@ from robboost.errors import InputError
 from robboost.observability import span
 from robboost.store.bound_store import BoundStore
 from robboost.store.disk import Array
+from robboost.store.handles import OpenFiles
 
 __all__ = ["StoredColumns"]
 
 # Few enough that what was read is still in a cache when it is checked and used.
 _SLAB_BYTES = 8 * 2**20
+# Members whose files stay open while their shard is streamed: well below the usual limit of 1024 files a process.
+_KEPT_OPEN = 100
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class StoredColumns:
     factors: tuple[float, ...] | None = None
     members: tuple[int, ...] | None = None
     ahead: int = 2
-    threads: int = 2
+    threads: int = 3
     _slabs: tuple[_Slab, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,17 +111,21 @@ class StoredColumns:
         free: deque[Array] = deque(np.empty((count, longest, d), self._kind) for _ in range(self.ahead + 1))
         waiting: deque[tuple[_Slab, Array, list[Future[None]]]] = deque()
         offset = self.pairs.start
+        files: dict[int, OpenFiles] = {}
         with ThreadPoolExecutor(self.threads, thread_name_prefix="robboost-read") as pool:
             todo = iter(self._slabs)
             try:
                 while True:
                     while free and (slab := next(todo, None)) is not None:
                         buffer = free.popleft()
-                        jobs = [pool.submit(self._read, slab, i, buffer[i]) for i in range(count)]
+                        kept = files.setdefault(slab.shard, OpenFiles()) if count <= _KEPT_OPEN else None
+                        jobs = [pool.submit(self._read, slab, i, buffer[i], kept) for i in range(count)]
                         waiting.append((slab, buffer, jobs))
                     if not waiting:
                         return
                     slab, buffer, jobs = waiting.popleft()
+                    for past in [shard for shard in files if shard < slab.shard]:
+                        files.pop(past).close()
                     with span("waiting for the disk"):
                         for job in jobs:
                             job.result()
@@ -129,6 +136,9 @@ class StoredColumns:
                 for _, _, jobs in waiting:
                     for job in jobs:
                         job.cancel()
+                pool.shutdown()
+                for held in files.values():
+                    held.close()
 
     def intercepts(self) -> Tensor:
         """Sound intercepts [T, n] of this process's pairs, float64, times the factors."""
@@ -179,15 +189,15 @@ class StoredColumns:
     def _kind(self) -> Any:
         return np.float32 if self.dtype == torch.float32 else self.store.disk.dtype
 
-    def _read(self, slab: _Slab, place: int, out: Array) -> None:
+    def _read(self, slab: _Slab, place: int, out: Array, files: OpenFiles | None) -> None:
         count, member = slab.pairs.stop - slab.pairs.start, self._members[place]
         with span("reading (all threads)"):
             disk = self.store.disk
             if disk.dtype == out.dtype and self.factors is None:
-                disk.read_columns(member, slab.shard, slab.first, out[:count])
+                disk.read_columns(member, slab.shard, slab.first, out[:count], files=files)
                 return
             raw = np.empty((count, out.shape[1]), disk.dtype)
-            disk.read_columns(member, slab.shard, slab.first, raw)
+            disk.read_columns(member, slab.shard, slab.first, raw, files=files)
             start = slab.first * self.store.identity.chunk_pairs
             self._decode(place, slab.shard, np.arange(start, start + count), raw, out[:count])
 
