@@ -41,6 +41,8 @@ class ModelMinimum:
     value: float
 
 
+# What runs out of digits is no number, and no number ends the iterations (`_System.at`, and the length of the step).
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 @span("weights: master")
 def minimise_model(
     constants: Vector,
