@@ -16,40 +16,68 @@ import torch.nn.functional as F
 from bounds import EPS, SHAPES
 
 import robboost as rb
-from robboost.bounds import kernels
+from robboost.bounds import kernels, kernels_conv
 from robboost.models.architectures import build
 
+# Outer and inner channels, kernel, stride, side of the operand, side of the result before cropping.
+SIZES = (
+    (16, 16, 3, 1, 7, 9),
+    (8, 8, 3, 1, 5, 7),
+    (32, 16, 4, 2, 3, 8),
+    (16, 8, 4, 2, 7, 16),
+    (8, 4, 4, 2, 7, 16),
+    (8, 8, 4, 4, 7, 28),
+    (16, 8, 2, 2, 14, 28),
+    (4, 4, 5, 1, 9, 13),
+    (8, 4, 3, 1, 28, 30),
+    (8, 4, 5, 1, 28, 32),
+    (13, 5, 3, 2, 6, 13),
+    (64, 64, 3, 1, 4, 6),
+    (16, 1, 4, 2, 14, 30),
+    (8, 3, 5, 4, 6, 25),
+)
 KERNELS = ("transpose_conv", "relax", "reach", "place")
 
 
 def check() -> None:
-    """transpose_conv against the library in float64, for the sizes that the paper's networks have and odd ones."""
-    worst = 0.0
-    for outer, inner, kernel, stride, side, size in (
-        (16, 16, 3, 1, 7, 9),
-        (8, 8, 3, 1, 5, 7),
-        (32, 16, 4, 2, 3, 8),
-        (16, 8, 4, 2, 7, 16),
-        (4, 4, 5, 1, 9, 13),
-        (13, 5, 3, 2, 6, 13),
-        (64, 64, 3, 1, 4, 6),
-        (16, 1, 4, 2, 14, 30),
-        (8, 3, 5, 4, 6, 25),
-    ):
-        values = torch.randn(37, outer, side, side, device="cuda")
-        weight = torch.randn(outer, inner, kernel, kernel, device="cuda")
-        exact = F.conv_transpose2d(values.double(), weight.double(), None, stride)
-        exact = F.pad(exact, (0, size - exact.shape[3], 0, size - exact.shape[2]))
-        found = kernels.transpose_conv(values, weight, (stride, stride), (0, 0), (size, size), kernels.pack(weight))
-        sums = F.conv_transpose2d(values.double().abs(), weight.double().abs(), None, stride).max()
-        worst = max(worst, float((found - exact).abs().max() / sums))
-        inside = kernels.transpose_conv(
-            values, weight, (stride, stride), (1, 1), (size - 2, size - 2), kernels.pack(weight)
+    """The convolutions as compiled, in both types, for sizes of networks and odd ones; then whole networks."""
+    for dtype, room in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        worst = 0.0
+        for outer, inner, kernel, stride, side, size in SIZES:
+            values = torch.randn(37, outer, side, side, device="cuda", dtype=dtype)
+            weight = torch.randn(outer, inner, kernel, kernel, device="cuda", dtype=dtype)
+            exact = F.conv_transpose2d(values.double(), weight.double(), None, stride)
+            exact = F.pad(exact, (0, size - exact.shape[3], 0, size - exact.shape[2]))
+            sums = F.conv_transpose2d(values.double().abs(), weight.double().abs(), None, stride).max()
+            for cut in (0, 1):
+                side_out = (size - 2 * cut,) * 2
+                packed = kernels.pack(weight)
+                found = kernels_conv.transpose_conv(values, weight, (stride,) * 2, (cut,) * 2, side_out, packed)
+                wanted = exact[:, :, cut : size - cut, cut : size - cut]
+                worst = max(worst, float((found - wanted).abs().max() / sums))
+        print(f"transposed convolution, {dtype}: largest error {worst:.1e} of the sum of magnitudes")
+        if not worst < room:
+            sys.exit("FAILED: the kernel is wrong")
+    check_networks()
+
+
+def check_networks(images: int = 1000) -> None:
+    """Large jobs in float32 and float64 on the GPU against float64 on the CPU at some of their examples."""
+    for name in ("A", "C", "E", "H", "J", "K", "L", "wk-small"):
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.rand((images, 1, 28, 28), generator=generator), torch.randint(10, (images,), generator=generator)
+        model, threat, some = build(name, (1, 28, 28), seed=1).eval(), rb.Threat(0.02), [0, images // 2, images - 1]
+        exact = rb.margin_bounds(model, x[some], y[some], threat, precision="float64")
+        scale = (exact.intercept.abs() + (exact.intercept - exact.lower).abs()).max()
+        model.cuda()
+        found = rb.margin_bounds(model, x.cuda(), y.cuda(), threat).lower[some].cpu()
+        double = rb.margin_bounds(model, x[some].cuda(), y[some].cuda(), threat, precision="float64").lower.cpu()
+        errors = [float((lower - exact.lower).abs().max() / scale) for lower in (found, double)]
+        print(
+            f"{name}: {images} images, off by {errors[0]:.0e} (float32), {errors[1]:.0e} (float64)", flush=True
         )
-        worst = max(worst, float((inside - exact[:, :, 1:-1, 1:-1]).abs().max() / sums))
-    print(f"transposed convolution: largest error {worst:.1e} of the sum of magnitudes")
-    if not worst < 1e-6:
-        sys.exit("FAILED: the kernel is not full float32")
+        if errors[0] > 1e-4 or errors[1] > 1e-11:
+            sys.exit(f"FAILED: bounds of {name} are wrong")
 
 
 class Timed:

@@ -39,10 +39,13 @@ def random(*shape):
         (8, 4, 4, 4, 2),
         (16, 1, 4, 2, 4),
         (8, 3, 3, 1, 4),
+        # Seen wrong in float64, for the padded call: ptxas dropped constants of packed 16-bit additions.
+        (8, 4, 3, 1, 28),
+        (8, 4, 5, 1, 28),
     ],
 )
 def test_transposed_convolution(outer, inner, kernel, stride, side, dtype):
-    from robboost.bounds import kernels
+    from robboost.bounds import kernels_conv as kernels
 
     torch.manual_seed(0)
     values, weight = random(7, outer, side, side).to(dtype), random(outer, inner, kernel, kernel).to(dtype)
@@ -61,7 +64,7 @@ def test_transposed_convolution(outer, inner, kernel, stride, side, dtype):
 @pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("both", [False, True])
 def test_relaxation_and_reach(windowed, both):
-    from robboost.bounds import kernels
+    from robboost.bounds import kernels_rows as kernels
 
     torch.manual_seed(1)
     rows, examples, shape = 9, 3, (4, 6, 5)
@@ -96,6 +99,51 @@ def test_relaxation_and_reach(windowed, both):
     assert torch.allclose(inside, wanted, atol=1e-5)
     reach = kernels.reach(values, example, radius, origin)
     assert torch.allclose(reach, (full.abs() * radius[example]).flatten(2).sum(2), atol=1e-4)
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
+    from robboost.bounds import kernels, kernels_conv, kernels_rows
+
+    values, weight, example = random(5, 4, 3, 3), random(4, 2, 3, 3), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    maps, radius = [random(1, 4, 3, 3) for _ in range(4)], random(1, 4, 3, 3).abs()
+    origin = (torch.zeros(5, dtype=torch.int32, device=DEVICE), torch.ones(5, dtype=torch.int32, device=DEVICE))
+    calls = [
+        (kernels_conv, "transpose_conv", (values, weight, (1, 1), (1, 1), (3, 3), kernels.pack(weight))),
+        (kernels_rows, "relax", (values[None], example, maps, None, True)),
+        (kernels_rows, "relax", (values[None], example, maps, origin, False)),
+        (kernels_rows, "reach", (values[None], example, radius, origin)),
+        (kernels_rows, "place", (values[None], (4, 5, 6), origin)),
+    ]
+    for module, name, arguments in calls:
+        right = getattr(module, name)
+        expected = right(*arguments)
+        for wrong in (
+            lambda *given, right=right: _changed(right(*given)),
+            lambda *given, right=right: _changed(right(*given), torch.nan),
+        ):
+            monkeypatch.setattr(kernels, "_SOUND", {})
+            monkeypatch.setattr(module, name, wrong)
+            with pytest.warns(RuntimeWarning, match=f"{name} .* disagrees"):
+                found = getattr(kernels, name)(*arguments)
+            monkeypatch.setattr(module, name, right)
+            for one, other in zip(_flat(found), _flat(expected), strict=True):
+                assert torch.allclose(one, other, atol=1e-4)
+        monkeypatch.setattr(kernels, "_SOUND", {})
+        for one, other in zip(_flat(getattr(kernels, name)(*arguments)), _flat(expected), strict=True):
+            assert torch.equal(one, other)
+        assert all(kernels._SOUND.values())
+
+
+def _flat(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _changed(result, by=0.01):
+    """One number of the first result is wrong."""
+    first, *others = _flat(result)
+    first = first.clone()
+    first.view(-1)[-1] += by
+    return (first, *others) if others else first
 
 
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp", "same-slope", "crown", "alpha-crown"])

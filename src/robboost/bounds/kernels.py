@@ -1,443 +1,232 @@
-"""GPU kernels of the backward pass (Triton), each with its twin in plain PyTorch elsewhere in this package.
+"""GPU kernels of the backward pass (Triton), each compiled form checked against plain PyTorch before its first use.
 
-Plain fused multiply-adds in the type of the data: no matrix units, hence full float32 or float64. benchmarks/bounds.py
-compares them on a GPU with float64 on the CPU, and benchmarks/bounds_kernels.py each with its twin.
+A compiler may be wrong where the source is right: ptxas was seen to drop constants of packed 16-bit additions, and the
+float64 bounds of some layers came from a wrong row, without a word. So every form that is compiled (by sizes, type and
+device) is first run on random numbers and held against the same formula in float64. One that disagrees is never used:
+plain PyTorch takes its place, and a warning says so.
 """
-
-# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def"
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import torch.nn.functional as F
 from torch import Tensor
+
+from robboost.bounds import kernels_conv, kernels_rows
+from robboost.bounds.kernels_conv import pack
 
 __all__ = ["pack", "place", "reach", "relax", "transpose_conv"]
 
 Pair = tuple[int, int]
-# Output pixels of a program of one warp: 64 sums in the registers of each thread.
-_SUMS = 2048
-# From so many channels on both sides, float32 goes through shared memory as the products of a matrix.
-_PRODUCT_CHANNELS = 4
-_CHUNK = 16
-
-
-@triton.jit
-def _transpose_conv(
-    source,
-    weight,
-    target,
-    pixels,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAD_Y: tl.constexpr,
-    PAD_X: tl.constexpr,
-    OUTER: tl.constexpr,
-    INNER: tl.constexpr,
-    PADDED: tl.constexpr,
-    KERNEL_Y: tl.constexpr,
-    KERNEL_X: tl.constexpr,
-    STRIDE_Y: tl.constexpr,
-    STRIDE_X: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """target[m, :, y, x] = sum over outer channels and taps of weight * source; one stride phase of pixels a program.
-
-    Lanes run over (row m, pixel of the phase), registers over the INNER channels: each value that is read from `source`
-    meets INNER weights.
-    """
-    # Sizes are compile-time constants: divisions become multiplications, addresses constant offsets.
-    columns: tl.constexpr = (WIDTH + STRIDE_X - 1) // STRIDE_X
-    per_row: tl.constexpr = ((HEIGHT + STRIDE_Y - 1) // STRIDE_Y) * columns
-    # All phases of some pixels run side by side: they share what they read, and the sectors that they write.
-    phase = tl.program_id(0) % (STRIDE_Y * STRIDE_X)
-    lane = tl.program_id(0) // (STRIDE_Y * STRIDE_X) * BLOCK + tl.arange(0, BLOCK)
-    phase_y, phase_x = phase // STRIDE_X, phase % STRIDE_X
-    row, pixel = lane // per_row, lane % per_row
-    base_y, base_x = pixel // columns, pixel % columns
-    y, x = base_y * STRIDE_Y + phase_y, base_x * STRIDE_X + phase_x
-    valid = (lane < pixels) & (y < HEIGHT) & (x < WIDTH)
-    first_y, first_x = (phase_y + PAD_Y) % STRIDE_Y, (phase_x + PAD_X) % STRIDE_X
-    shift_y, shift_x = (phase_y + PAD_Y) // STRIDE_Y, (phase_x + PAD_X) // STRIDE_X
-    channel = tl.arange(0, PADDED)
-    total = tl.zeros((PADDED, BLOCK), dtype=source.dtype.element_ty)
-    start = row * (OUTER * H * W)
-    taps_x: tl.constexpr = (KERNEL_X + STRIDE_X - 1) // STRIDE_X
-    taps_y: tl.constexpr = (KERNEL_Y + STRIDE_Y - 1) // STRIDE_Y
-    for tap in range(taps_y * taps_x):
-        tap_y, tap_x = tap // taps_x, tap % taps_x
-        kernel_y, kernel_x = first_y + STRIDE_Y * tap_y, first_x + STRIDE_X * tap_x
-        from_y, from_x = base_y + shift_y - tap_y, base_x + shift_x - tap_x
-        inside = valid & (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
-        inside = inside & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
-        pointer = source + (start + from_y * W + from_x)
-        chosen = tl.minimum(kernel_y, KERNEL_Y - 1) * KERNEL_X + tl.minimum(kernel_x, KERNEL_X - 1)
-        factors = weight + chosen * (OUTER * PADDED) + channel
-        # Unrolled with constant offsets: no address arithmetic between the multiply-adds.
-        for outer in tl.static_range(OUTER):
-            value = tl.load(pointer + outer * H * W, mask=inside, other=0.0)
-            factor = tl.load(factors + outer * PADDED)
-            total += factor[:, None] * value[None, :]
-    spot = row * (INNER * HEIGHT * WIDTH) + y * WIDTH + x
-    pointers = target + spot[None, :] + channel[:, None] * (HEIGHT * WIDTH)
-    tl.store(pointers, total, mask=(channel < INNER)[:, None] & valid[None, :])
-
-
-@triton.jit
-def _transpose_product(
-    source,
-    weight,
-    target,
-    pixels,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAD_Y: tl.constexpr,
-    PAD_X: tl.constexpr,
-    OUTER: tl.constexpr,
-    INNER: tl.constexpr,
-    PADDED: tl.constexpr,
-    KERNEL_Y: tl.constexpr,
-    KERNEL_X: tl.constexpr,
-    STRIDE_Y: tl.constexpr,
-    STRIDE_X: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """As `_transpose_conv`, as products [pixels, outer channels] x [outer channels, INNER], one for each tap.
-
-    Both factors pass through shared memory, so that a value that is read meets INNER weights and a weight BLOCK values.
-    "ieee": multiply-adds in float32, not the matrix units.
-    """
-    columns: tl.constexpr = (WIDTH + STRIDE_X - 1) // STRIDE_X
-    per_row: tl.constexpr = ((HEIGHT + STRIDE_Y - 1) // STRIDE_Y) * columns
-    # All phases of some pixels run side by side: they share what they read, and the sectors that they write.
-    phase = tl.program_id(0) % (STRIDE_Y * STRIDE_X)
-    lane = tl.program_id(0) // (STRIDE_Y * STRIDE_X) * BLOCK + tl.arange(0, BLOCK)
-    phase_y, phase_x = phase // STRIDE_X, phase % STRIDE_X
-    row, pixel = lane // per_row, lane % per_row
-    base_y, base_x = pixel // columns, pixel % columns
-    y, x = base_y * STRIDE_Y + phase_y, base_x * STRIDE_X + phase_x
-    valid = (lane < pixels) & (y < HEIGHT) & (x < WIDTH)
-    first_y, first_x = (phase_y + PAD_Y) % STRIDE_Y, (phase_x + PAD_X) % STRIDE_X
-    shift_y, shift_x = (phase_y + PAD_Y) // STRIDE_Y, (phase_x + PAD_X) // STRIDE_X
-    channel, part = tl.arange(0, PADDED), tl.arange(0, CHUNK)
-    total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
-    start = row * (OUTER * H * W)
-    taps_x: tl.constexpr = (KERNEL_X + STRIDE_X - 1) // STRIDE_X
-    taps_y: tl.constexpr = (KERNEL_Y + STRIDE_Y - 1) // STRIDE_Y
-    taps: tl.constexpr = taps_y * taps_x
-    # Few outer channels: several taps share a product.
-    shared: tl.constexpr = CHUNK // OUTER if CHUNK % OUTER == 0 else 1
-    chunks: tl.constexpr = (OUTER + CHUNK - 1) // CHUNK
-    for step in range((taps + shared - 1) // shared * chunks):
-        if shared > 1:
-            tap, outer = step * shared + part // OUTER, part % OUTER
-        else:
-            tap, outer = step // chunks + part * 0, (step % chunks) * CHUNK + part
-        tap_y, tap_x = tap // taps_x, tap % taps_x
-        kernel_y, kernel_x = first_y + STRIDE_Y * tap_y, first_x + STRIDE_X * tap_x
-        known = (outer < OUTER) & (tap < taps) & (kernel_y < KERNEL_Y) & (kernel_x < KERNEL_X)
-        from_y, from_x = (base_y + shift_y)[:, None] - tap_y[None, :], (base_x + shift_x)[:, None] - tap_x[None, :]
-        inside = (from_y >= 0) & (from_y < H) & (from_x >= 0) & (from_x < W)
-        corner = start + (base_y + shift_y) * W + base_x + shift_x
-        values = tl.load(
-            source + corner[:, None] + (outer * (H * W) - tap_y * W - tap_x)[None, :],
-            mask=inside & valid[:, None] & known[None, :],
-            other=0.0,
-        )
-        chosen = kernel_y * KERNEL_X + kernel_x
-        factors = tl.load(
-            weight + (chosen * OUTER + outer)[:, None] * PADDED + channel[None, :], mask=known[:, None], other=0.0
-        )
-        total = tl.dot(values, factors, total, input_precision="ieee")
-    spot = row * (INNER * HEIGHT * WIDTH) + y * WIDTH + x
-    pointers = target + spot[:, None] + channel[None, :] * (HEIGHT * WIDTH)
-    tl.store(pointers, total, mask=(channel < INNER)[None, :] & valid[:, None])
+Origin = tuple[Tensor, Tensor] | None
+# Rows and examples of a check: more than one block of pixels, and not a round number.
+_ROWS, _EXAMPLES = 67, 3
+# Allowed difference, relative to the sum of the magnitudes that are added up.
+_ROOM = {torch.float32: 4e-6, torch.float64: 1e-13}
+_SOUND: dict[Hashable, bool] = {}
 
 
 def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair, packed: Any) -> Tensor:
     """The transposed convolution [M, C', h, w] -> [M, C, *size]; `packed` is `pack(weight)`, kept by the caller."""
-    rows, outer, h, w = values.shape
-    inner, kernel_y, kernel_x = weight.shape[1:]
-    target = values.new_empty((rows, inner, *size))
-    per_phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
-    pixels = rows * per_phase[0] * per_phase[1]
-    padded = packed.shape[-1]
-    kernel, block, settings = _transpose_conv, min(512, max(32, _SUMS // padded)), {"num_warps": 1}
-    if values.dtype == torch.float32 and min(outer, inner) >= _PRODUCT_CHANNELS:
-        block = 256 if padded <= 16 else 128
-        kernel, settings = _transpose_product, {"CHUNK": _CHUNK, "num_warps": 4}
-    grid = (triton.cdiv(pixels, block) * stride[0] * stride[1],)
-    kernel[grid](
-        values.contiguous(),
-        packed,
-        target,
-        pixels,
-        H=h,
-        W=w,
-        HEIGHT=size[0],
-        WIDTH=size[1],
-        PAD_Y=padding[0],
-        PAD_X=padding[1],
-        OUTER=outer,
-        INNER=inner,
-        PADDED=padded,
-        KERNEL_Y=kernel_y,
-        KERNEL_X=kernel_x,
-        STRIDE_Y=stride[0],
-        STRIDE_X=stride[1],
-        BLOCK=block,
-        **settings,
-    )
-    return target
+    shape = tuple(values.shape[1:])
+    key = ("transpose_conv", shape, tuple(weight.shape), stride, padding, size)
 
+    def agrees() -> bool:
+        mine, factors = _random(values, _ROWS, *shape), _random(values, *weight.shape)
+        found = kernels_conv.transpose_conv(mine, factors, stride, padding, size, pack(factors))
+        exact = _plain_conv(mine.double(), factors.double(), stride, padding, size)
+        return _near(found, exact, _plain_conv(mine.double().abs(), factors.double().abs(), stride, padding, size))
 
-def pack(weight: Tensor) -> Tensor:
-    """weight [C', C, kh, kw] as [kh, kw, C', C filled up to a power of two]."""
-    padded = triton.next_power_of_2(weight.shape[1])
-    full = weight.new_zeros((*weight.shape[2:], weight.shape[0], padded))
-    full[..., : weight.shape[1]] = weight.permute(2, 3, 0, 1)
-    return full
-
-
-@triton.jit
-def _map_index(
-    i, top, left, AREA: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr
-):
-    """Where entry i of a row lies in its example's maps, and whether it lies inside them."""
-    if WINDOW:
-        channel, pixel = i // AREA, i % AREA
-        y, x = top + pixel // W, left + pixel % W
-        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-        return (channel * HEIGHT + y) * WIDTH + x, inside
-    return i, i >= 0
-
-
-@triton.jit
-def _relax(
-    values,
-    target,
-    example,
-    tops,
-    lefts,
-    slope,
-    slope_step,
-    gap,
-    gap_step,
-    losses,
-    rows,
-    map_size,
-    LENGTH: tl.constexpr,
-    AREA: tl.constexpr,
-    W: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PASSES: tl.constexpr,
-    STEPS: tl.constexpr,
-    BOTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row: coefficients a become a * slope + min(a, 0) * slope_step; the sums of a * gap + min(a, 0) * gap_step."""
-    row = tl.program_id(0).to(tl.int64)
-    number = row % rows
-    base = tl.load(example + number).to(tl.int64) * map_size
-    top = tl.load(tops + number) if WINDOW else 0
-    left = tl.load(lefts + number) if WINDOW else 0
-    straight = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
-    bent = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
-    turned = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
-    for start in range(0, LENGTH, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        valid = i < LENGTH
-        index, inside = _map_index(i, top, left, AREA, W, HEIGHT, WIDTH, WINDOW)
-        inside = inside & valid
-        a = tl.load(values + row * LENGTH + i, mask=inside, other=0.0)
-        n = tl.minimum(a, 0.0)
-        step = tl.load(gap_step + base + index, mask=inside, other=0.0)
-        straight += a * tl.load(gap + base + index, mask=inside, other=0.0)
-        bent += n * step
-        if BOTH:
-            turned += a * step
-        if PASSES:
-            passed = a * tl.load(slope + base + index, mask=inside, other=0.0)
-            if STEPS:
-                passed += n * tl.load(slope_step + base + index, mask=inside, other=0.0)
-            tl.store(target + row * LENGTH + i, passed, mask=valid)
-    first, second = tl.sum(straight), tl.sum(bent)
-    tl.store(losses + row, first + second)
-    if BOTH:
-        tl.store(losses + rows + row, second - first - tl.sum(turned))
-
-
-@triton.jit
-def _reach(
-    values,
-    example,
-    tops,
-    lefts,
-    radius,
-    result,
-    rows,
-    map_size,
-    LENGTH: tl.constexpr,
-    AREA: tl.constexpr,
-    W: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Sum of |a| * radius over one row."""
-    row = tl.program_id(0).to(tl.int64)
-    number = row % rows
-    base = tl.load(example + number).to(tl.int64) * map_size
-    top = tl.load(tops + number) if WINDOW else 0
-    left = tl.load(lefts + number) if WINDOW else 0
-    total = tl.zeros((BLOCK,), dtype=values.dtype.element_ty)
-    for start in range(0, LENGTH, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        index, inside = _map_index(i, top, left, AREA, W, HEIGHT, WIDTH, WINDOW)
-        inside = inside & (i < LENGTH)
-        a = tl.load(values + row * LENGTH + i, mask=inside, other=0.0)
-        total += tl.abs(a) * tl.load(radius + base + index, mask=inside, other=0.0)
-    tl.store(result + row, tl.sum(total))
-
-
-@triton.jit
-def _place(
-    values,
-    target,
-    tops,
-    lefts,
-    rows,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row's window in the full map, zeros around it; what lies beyond the map is dropped."""
-    row = tl.program_id(0).to(tl.int64)
-    number = row % rows
-    top, left = tl.load(tops + number), tl.load(lefts + number)
-    length: tl.constexpr = CHANNELS * HEIGHT * WIDTH
-    for start in range(0, length, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        channel, pixel = i // (HEIGHT * WIDTH), i % (HEIGHT * WIDTH)
-        y, x = pixel // WIDTH - top, pixel % WIDTH - left
-        inside = (i < length) & (y >= 0) & (y < H) & (x >= 0) & (x < W)
-        a = tl.load(values + row * (CHANNELS * H * W) + (channel * H + y) * W + x, mask=inside, other=0.0)
-        tl.store(target + row * length + i, a, mask=i < length)
-
-
-def _block(length: int) -> int:
-    return int(min(1024, max(32, triton.next_power_of_2(length))))
-
-
-def _geometry(values: Tensor, shape: tuple[int, ...], origin: Any) -> tuple[Any, Any, int, int, int, int]:
-    """tops, lefts, window area and width, map height and width (unused numbers for dense maps)."""
-    if origin is None:
-        return values, values, 1, 1, 1, 1
-    return origin[0], origin[1], values.shape[-2] * values.shape[-1], values.shape[-1], shape[-2], shape[-1]
+    if _sound(key, values, agrees):
+        return kernels_conv.transpose_conv(_aligned(values), weight, stride, padding, size, _aligned(packed))
+    return _plain_conv(values, weight, stride, padding, size)
 
 
 def relax(
-    values: Tensor, example: Tensor, maps: list[Tensor | None], origin: tuple[Tensor, Tensor] | None, both: bool
+    values: Tensor, example: Tensor, maps: list[Tensor | None], origin: Origin, both: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """`relaxing._applied` for rows [S, M, ...] of the given examples; windows start at `origin` (tops, lefts)."""
-    slope, slope_step, gap, gap_step = (None if part is None else part.contiguous() for part in maps)
-    assert gap is not None
-    assert gap_step is not None
-    copies, rows = values.shape[:2]
-    values = values.contiguous()
-    length = values[0, 0].numel()
-    double = both and copies == 1
-    losses = values.new_empty((2 if double else copies, rows))
-    target = torch.empty_like(values) if slope is not None else values
-    tops, lefts, area, w, height, width = _geometry(values, tuple(gap.shape), origin)
-    _relax[(copies * rows,)](
-        values,
-        target,
-        example,
-        tops,
-        lefts,
-        gap if slope is None else slope,
-        gap if slope_step is None else slope_step,
-        gap,
-        gap_step,
-        losses,
-        rows,
-        gap[0].numel(),
-        LENGTH=length,
-        AREA=area,
-        W=w,
-        HEIGHT=height,
-        WIDTH=width,
-        WINDOW=origin is not None,
-        PASSES=slope is not None,
-        STEPS=slope_step is not None,
-        BOTH=double,
-        BLOCK=_block(length),
-        num_warps=1 if length <= 128 else 4,
-    )
-    return (None if slope is None else target), losses
+    """`relaxing._applied` for rows [S, M, ...] of the given examples; windows start at `origin` (tops, lefts).
+
+    maps: slope, slope step, gap and gap step, as in `relaxing.Maps`; both: the rows of the negatives as well (S = 1).
+    """
+    copies, shape = values.shape[0], tuple(values.shape[2:])
+    full = tuple(next(part for part in maps[2:] if part is not None).shape[1:])
+    given = tuple(part is not None for part in maps)
+    key = ("relax", copies, shape, full, given, origin is None, both)
+
+    def agrees() -> bool:
+        mine, rows, start = (
+            _random(values, copies, _ROWS, *shape),
+            _some_examples(values),
+            _some_origin(values, origin, full),
+        )
+        own = [_random(values, _EXAMPLES, *full) if there else None for there in given]
+        passed, losses = kernels_rows.relax(mine, rows, own, start, both)
+        wide = [None if part is None else part.double() for part in own]
+        wanted, exact = _plain_relax(mine.double(), rows, wide, start, both)
+        sizes = [None if part is None else part.abs() for part in wide]
+        _, most = _plain_relax(-mine.double().abs(), rows, [s if s is None else -s for s in sizes], start, False)
+        near = _near(losses, exact, 2 * most.amax(0))
+        if passed is None or wanted is None:
+            return near and passed is wanted
+        return near and _near(passed, wanted, wanted.abs() + 8)
+
+    if _sound(key, values, agrees):
+        ready = [None if part is None else _aligned(part) for part in maps]
+        return kernels_rows.relax(_aligned(values), _aligned(example), ready, _aligned_origin(origin), both)
+    return _plain_relax(values, example, maps, origin, both)
 
 
-def reach(values: Tensor, example: Tensor, radius: Tensor, origin: tuple[Tensor, Tensor] | None) -> Tensor:
+def reach(values: Tensor, example: Tensor, radius: Tensor, origin: Origin) -> Tensor:
     """Sum of radius * |row| for rows [S, M, ...], [S, M]."""
-    copies, rows = values.shape[:2]
-    values, radius = values.contiguous(), radius.contiguous()
-    length = values[0, 0].numel()
-    result = values.new_empty((copies, rows))
-    tops, lefts, area, w, height, width = _geometry(values, tuple(radius.shape), origin)
-    _reach[(copies * rows,)](
-        values,
-        example,
-        tops,
-        lefts,
-        radius,
-        result,
-        rows,
-        radius[0].numel(),
-        LENGTH=length,
-        AREA=area,
-        W=w,
-        HEIGHT=height,
-        WIDTH=width,
-        WINDOW=origin is not None,
-        BLOCK=_block(length),
-        num_warps=1 if length <= 128 else 4,
-    )
-    return result
+    copies, shape, full = values.shape[0], tuple(values.shape[2:]), tuple(radius.shape[1:])
+    key = ("reach", copies, shape, full, origin is None)
+
+    def agrees() -> bool:
+        mine, rows, start = (
+            _random(values, copies, _ROWS, *shape),
+            _some_examples(values),
+            _some_origin(values, origin, full),
+        )
+        own = _random(values, _EXAMPLES, *full).abs()
+        exact = _plain_reach(mine.double(), rows, own.double(), start)
+        return _near(kernels_rows.reach(mine, rows, own, start), exact, exact)
+
+    if _sound(key, values, agrees):
+        return kernels_rows.reach(_aligned(values), _aligned(example), _aligned(radius), _aligned_origin(origin))
+    return _plain_reach(values, example, radius, origin)
 
 
 def place(values: Tensor, shape: tuple[int, ...], origin: tuple[Tensor, Tensor]) -> Tensor:
     """Windows [S, M, C, h, w] as full maps [S, M, *shape]."""
-    copies, rows = values.shape[:2]
+    copies, window = values.shape[0], tuple(values.shape[2:])
+    key = ("place", copies, window, tuple(shape))
+
+    def agrees() -> bool:
+        mine, start = _random(values, copies, _ROWS, *window), _some_origin(values, origin, shape)
+        assert start is not None
+        return torch.equal(kernels_rows.place(mine, shape, start), _plain_place(mine, shape, start))
+
+    if _sound(key, values, agrees):
+        return kernels_rows.place(_aligned(values), shape, (_aligned(origin[0]), _aligned(origin[1])))
+    return _plain_place(values, shape, origin)
+
+
+# The check ---------------------------------------------------------------------------------------------------------
+
+
+def _sound(key: tuple[Any, ...], values: Tensor, agrees: Callable[[], bool]) -> bool:
+    """Whether the form that serves these sizes has agreed on this device; asked once a process."""
+    full = (*key, values.dtype, values.device)
+    if full not in _SOUND:
+        with torch.no_grad():
+            _SOUND[full] = agrees()
+        if not _SOUND[full]:
+            warnings.warn(
+                f"the compiled kernel {key[0]} for {key[1:]}, {values.dtype}, disagrees with its formula on"
+                f" {values.device}: it is not used, plain PyTorch takes its place (slower, and right)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return _SOUND[full]
+
+
+def _near(found: Tensor, exact: Tensor, sizes: Tensor) -> bool:
+    """NaN is never near."""
+    return bool(((found.double() - exact).abs() <= _ROOM[found.dtype] * (sizes + 1e-30)).all())
+
+
+def _aligned(values: Tensor) -> Tensor:
+    """Pointers that are no multiple of 16 bytes would be served by another compiled form than the one checked."""
     values = values.contiguous()
-    target = values.new_empty((copies, rows, *shape))
-    h, w = values.shape[-2:]
-    _place[(copies * rows,)](
-        values,
-        target,
-        origin[0],
-        origin[1],
-        rows,
-        H=h,
-        W=w,
-        CHANNELS=shape[0],
-        HEIGHT=shape[1],
-        WIDTH=shape[2],
-        BLOCK=1024,
-        num_warps=4,
-    )
-    return target
+    return values if values.data_ptr() % 16 == 0 else values.clone()
+
+
+def _aligned_origin(origin: Origin) -> Origin:
+    return None if origin is None else (_aligned(origin[0]), _aligned(origin[1]))
+
+
+def _random(like: Tensor, *shape: int) -> Tensor:
+    """Normal numbers of the type and on the device of `like`; no global generator is touched."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _some_examples(like: Tensor) -> Tensor:
+    return (torch.arange(_ROWS) % _EXAMPLES).to(like.device)
+
+
+def _some_origin(like: Tensor, origin: Origin, full: tuple[int, ...]) -> Origin:
+    """Starts of windows inside a map [C, H, W], at its edges and beyond."""
+    if origin is None:
+        return None
+    steps = torch.arange(_ROWS)
+    starts = (steps % (full[1] + 4) - 3, (3 * steps) % (full[2] + 4) - 3)
+    return starts[0].int().to(like.device), starts[1].int().to(like.device)
+
+
+# The same in plain PyTorch -----------------------------------------------------------------------------------------
+
+
+def _plain_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair) -> Tensor:
+    full = F.conv_transpose2d(values, weight, None, stride)
+    ends = [max(0, padding[i] + size[i] - full.shape[2 + i]) for i in (0, 1)]
+    full = F.pad(full, (0, ends[1], 0, ends[0]))
+    return full[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]].contiguous()
+
+
+def _seen(part: Tensor, example: Tensor, origin: Origin, window: tuple[int, ...]) -> Tensor:
+    """What the rows see of their examples' maps [N, *shape]: [M, *window], zero beyond the map."""
+    if origin is None:
+        return part[example]
+    y, x, inside = _positions(origin, window, tuple(part.shape[1:]))
+    channel = torch.arange(window[0], device=part.device)[None, :, None, None]
+    picked = part[example[:, None, None, None], channel, y[:, None], x[:, None]]
+    return torch.where(inside[:, None], picked, torch.zeros_like(picked))
+
+
+def _positions(origin: tuple[Tensor, Tensor], window: tuple[int, ...], full: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Row and column [M, h, w] of each window entry in the map (clamped to it), and whether it lies inside."""
+    tops, lefts = (start.long() for start in origin)
+    device = tops.device
+    y = (tops[:, None, None] + torch.arange(window[1], device=device)[:, None]).expand(-1, -1, window[2])
+    x = (lefts[:, None, None] + torch.arange(window[2], device=device)).expand(-1, window[1], -1)
+    inside = (y >= 0) & (y < full[1]) & (x >= 0) & (x < full[2])
+    return y.clamp(0, full[1] - 1), x.clamp(0, full[2] - 1), inside
+
+
+def _plain_relax(
+    values: Tensor, example: Tensor, maps: list[Tensor | None], origin: Origin, both: bool
+) -> tuple[Tensor | None, Tensor]:
+    window = tuple(values.shape[2:])
+    slope, step, gap, gap_step = (None if part is None else _seen(part, example, origin, window) for part in maps)
+    assert gap is not None
+    assert gap_step is not None
+    # Entries beyond the map mean nothing: what is seen there is zero, but for a slope it must be so in the result too.
+    negative = values.clamp(max=0)
+    straight, bent = (values * gap).flatten(2).sum(2), (negative * gap_step).flatten(2).sum(2)
+    losses = straight + bent
+    if both and len(values) == 1:
+        losses = torch.cat([losses, bent - straight - (values * gap_step).flatten(2).sum(2)])
+    if slope is None:
+        return None, losses
+    passed = values * slope
+    return (passed if step is None else passed + negative * step), losses
+
+
+def _plain_reach(values: Tensor, example: Tensor, radius: Tensor, origin: Origin) -> Tensor:
+    return (values.abs() * _seen(radius, example, origin, tuple(values.shape[2:]))).flatten(2).sum(2)
+
+
+def _plain_place(values: Tensor, shape: tuple[int, ...], origin: tuple[Tensor, Tensor]) -> Tensor:
+    y, x, inside = _positions(origin, tuple(values.shape[2:]), tuple(shape))
+    copies, rows, channels = values.shape[:3]
+    flat = (y * shape[2] + x).flatten(1)[None, :, None].expand(copies, -1, channels, -1)
+    kept = torch.where(inside[:, None], values, torch.zeros_like(values)).flatten(3)
+    # Entries beyond the map are clamped onto it: adding their zeros changes nothing.
+    canvas = values.new_zeros((copies, rows, channels, shape[1] * shape[2])).scatter_add(3, flat, kept)
+    return canvas.unflatten(3, (shape[1], shape[2]))
