@@ -73,9 +73,7 @@ def check_networks(images: int = 1000) -> None:
         found = rb.margin_bounds(model, x.cuda(), y.cuda(), threat).lower[some].cpu()
         double = rb.margin_bounds(model, x[some].cuda(), y[some].cuda(), threat, precision="float64").lower.cpu()
         errors = [float((lower - exact.lower).abs().max() / scale) for lower in (found, double)]
-        print(
-            f"{name}: {images} images, off by {errors[0]:.0e} (float32), {errors[1]:.0e} (float64)", flush=True
-        )
+        print(f"{name}: {images} images, off by {errors[0]:.0e} (float32), {errors[1]:.0e} (float64)", flush=True)
         if errors[0] > 1e-4 or errors[1] > 1e-11:
             sys.exit(f"FAILED: bounds of {name} are wrong")
 

@@ -74,3 +74,19 @@ def test_published_figures_on_a_part_of_the_test_set():
     test = load_dataset(shipped.notes["dataset"], split="test").take(positions)
     certificate = published(folder, shipped, test.images, test.labels, positions)
     assert certificate.certified.any()
+
+
+def test_readme_repeats_the_published_figures():
+    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
+    found = 0
+    for line in lines:
+        if not line.startswith("| MNIST, l_inf"):
+            continue
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        results = json.loads((ZOO / f"mnist-{cells[0].split()[-1]}" / RESULTS).read_text())
+        for cell, row in ((cells[3], results["best_single"]), (cells[4], "RobBoost")):
+            share = results["rows"][row]["verified_test"]
+            low, high = share["lower"], share["upper"]
+            assert cell == f"{100 * share['value']:.2f} [{100 * low:.2f}, {100 * high:.2f}]"
+            found += 1
+    assert found
