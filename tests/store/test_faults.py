@@ -152,6 +152,19 @@ def test_no_space_left_at_any_write(tmp_path, monkeypatch, code):
         assert fingerprint(folder) == fingerprint(tmp_path / "other")
 
 
+def test_a_store_whose_creation_was_cut_off_is_taken_up(tmp_path):
+    filled(tmp_path / "other")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "zarr.dd52b287ec4f446a9a63f855c6389529.partial").write_bytes(b'{"attri')
+    _fill(tmp_path / "s")
+    assert list((tmp_path / "s").rglob("*.partial")) == []
+    assert fingerprint(tmp_path / "s") == fingerprint(tmp_path / "other")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "film.partial").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"holds 'film\.partial', which is no part"):
+        _fill(tmp_path / "foreign")
+
+
 def test_a_disk_error_is_named(tmp_path, monkeypatch):
     store = filled(tmp_path / "s")
     monkeypatch.setattr(os, "preadv", lambda *a: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))

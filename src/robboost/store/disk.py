@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -246,6 +247,8 @@ class Disk:
 
 
 _OURS = {"zarr.json", ".lock", "slopes", "intercepts", "errors", "scales", "verdicts"}
+# What a write leaves that was cut off; removed when the store is next opened for writing.
+_CUT_OFF = re.compile(r"zarr\.[0-9a-f]{32}\.partial")
 _REPAIR = "run `robboost bounds --repair` to compute it anew"
 
 
@@ -253,7 +256,8 @@ def create_disk(url: str, identity: Identity) -> Disk:
     """Lays out an empty store. The manifest is written last: a folder without one holds nothing yet."""
     zarr = _zarr()
     if _is_local(url) and Path(url).is_dir():
-        foreign = sorted(p.name for p in Path(url).iterdir() if p.name not in _OURS)
+        names = sorted(path.name for path in Path(url).iterdir())
+        foreign = [name for name in names if name not in _OURS and not _CUT_OFF.fullmatch(name)]
         if foreign:
             raise StoreError(f"{url}: holds {foreign[0]!r}, which is no part of a bound store; name an empty folder")
     with guarded(f"{url}: creating the store"):
