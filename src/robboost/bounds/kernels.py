@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from robboost.bounds import kernels_conv, kernels_rows
 from robboost.bounds.kernels_conv import pack
+from robboost.bounds.transposed import library_conv
 
 __all__ = ["pack", "place", "reach", "relax", "transpose_conv"]
 
@@ -173,10 +173,7 @@ def _some_origin(like: Tensor, origin: Origin, full: tuple[int, ...]) -> Origin:
 
 
 def _plain_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair) -> Tensor:
-    full = F.conv_transpose2d(values, weight, None, stride)
-    ends = [max(0, padding[i] + size[i] - full.shape[2 + i]) for i in (0, 1)]
-    full = F.pad(full, (0, ends[1], 0, ends[0]))
-    return full[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]].contiguous()
+    return library_conv(values, weight, (stride, padding, (1, 1)), 1, size)
 
 
 def _seen(part: Tensor, example: Tensor, origin: Origin, window: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robboost.bounds.acceleration import kernels_for
 
-__all__ = ["transposed_conv", "transposed_matrix"]
+__all__ = ["library_conv", "transposed_conv", "transposed_matrix"]
 
 Pair = tuple[int, int]
 # A tile has at least this many output channels: the width of the vector units.
@@ -51,10 +51,11 @@ def transposed_conv(
     overlapping = kernel[0] > stride[0] or kernel[1] > stride[1]
     if plain and overlapping and values.device.type == "cpu" and values.dtype == torch.float32:
         return _tiled(values, weight, stride, padding, size, cache)
-    return _library(values, weight, (stride, padding, dilation), groups, size)
+    return library_conv(values, weight, (stride, padding, dilation), groups, size)
 
 
-def _library(values: Tensor, weight: Tensor, settings: tuple[Pair, Pair, Pair], groups: int, size: Pair) -> Tensor:
+def library_conv(values: Tensor, weight: Tensor, settings: tuple[Pair, Pair, Pair], groups: int, size: Pair) -> Tensor:
+    """The same by PyTorch's own transposed convolution; settings: stride, padding and dilation."""
     stride, padding, dilation = settings
     natural = [
         (values.shape[2 + i] - 1) * stride[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1 - 2 * padding[i]

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from robboost.cli.console import check_writable, progress, show
-from robboost.cli.options import JsonOption, LimitOption, ThreadsOption, set_threads
-from robboost.data import Dataset, load_dataset
+from robboost.cli.options import DeviceOption, JsonOption, LimitOption, ThreadsOption, set_threads
+from robboost.data import load_dataset
 from robboost.models import save_model
 from robboost.training import Progress, RunOptions
 from robboost.training.boosting import Boosted, Stage, boost
@@ -31,9 +31,7 @@ def boost_command(
     epochs: Annotated[int | None, typer.Option("--epochs", help="Epochs of every stage, not the recipe's.")] = None,
     limit: LimitOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Data set, not the recipe's.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...  [default: a GPU if there is one]")
-    ] = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +48,7 @@ def boost_command(
         config = replace(config, dataset=data)
     folder = out / config.name
     check_writable(folder / "ensemble.safetensors")
-    images, heldout = (_limited(load_dataset(config.dataset, split=split), limit) for split in ("train", "heldout"))
+    images, heldout = (load_dataset(config.dataset, split=split).at_most(limit) for split in ("train", "heldout"))
     count = len(config.stages)
     with progress() as tell:
 
@@ -92,7 +90,3 @@ def _text(boosted: Boosted) -> str:
         for stage in boosted.stages
     ]
     return "\n".join([*lines, f"chosen: the first {len(boosted.ensemble.members)} of {len(boosted.stages)} stages"])
-
-
-def _limited(data: Dataset, limit: int | None) -> Dataset:
-    return data if limit is None else data.take(min(limit, len(data)) if limit > 0 else limit)

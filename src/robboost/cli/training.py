@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from robboost.cli.console import check_writable, progress, show
-from robboost.cli.options import JsonOption, LimitOption, ThreadsOption, open_device, set_threads
+from robboost.cli.options import DeviceOption, JsonOption, LimitOption, ThreadsOption, open_device, set_threads
 from robboost.data import Dataset, load_dataset
 from robboost.errors import DivergedError
 from robboost.models import PoolMember, write_pool
@@ -33,9 +33,7 @@ def train(
     minutes: Annotated[float | None, typer.Option("--minutes", help="Cut the epochs to what fits.")] = None,
     limit: LimitOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Data set, not the file's.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...  [default: a GPU if there is one]")
-    ] = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,7 +51,7 @@ def train(
     # Members lie in the folder itself: it is the pool.
     config = replace(config, members=tuple(replace(member, pool="") for member in config.members))
     name = data or config.dataset
-    images, heldout = (_limited(load_dataset(name, split=split), limit) for split in ("train", "heldout"))
+    images, heldout = (load_dataset(name, split=split).at_most(limit) for split in ("train", "heldout"))
     with progress() as tell:
 
         def say(state: Progress) -> None:
@@ -95,10 +93,6 @@ def _draw(out: Path) -> None:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
-
-
-def _limited(data: Dataset, limit: int | None) -> Dataset:
-    return data if limit is None else data.take(min(limit, len(data)) if limit > 0 else limit)
 
 
 def _member(trained: Trained, data: Dataset) -> PoolMember:

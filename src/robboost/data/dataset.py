@@ -70,6 +70,10 @@ class Dataset:
             which = torch.as_tensor(which)
         return replace(self, images=self.images[which], labels=self.labels[which], indices=self.indices[which])
 
+    def at_most(self, count: int | None) -> Dataset:
+        """The first `count` images, or all where there are fewer or `count` is None; below one it is refused."""
+        return self if count is None else self.take(min(count, len(self)))
+
     def sha256(self) -> str:
         """Hash of pixels and labels: what a stored bound was computed on."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())

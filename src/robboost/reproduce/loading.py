@@ -80,7 +80,7 @@ def images_of(
 
 
 def _first(data: Dataset, limit: int | None) -> Dataset:
-    return data if limit is None else data.take(min(limit, len(data)))
+    return data.at_most(limit)
 
 
 def _spaced(data: Dataset, count: int | None) -> Dataset | None:

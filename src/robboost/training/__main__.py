@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from robboost.data import Dataset, load_dataset
+from robboost.data import load_dataset
 from robboost.errors import RobBoostError
 from robboost.training.config import PoolConfig, load_pool
 from robboost.training.evaluation import uniform_error
@@ -54,17 +54,13 @@ def _run(options: argparse.Namespace) -> None:
             minutes = max(minutes, _LEAST_MINUTES)
         chosen = [pool for pool in pools if pool.dataset == name]
         run = RunOptions(out=options.out, device=options.device, minutes=minutes, streams=options.streams)
-        data, heldout = (_limited(load_dataset(name, split=split), options.limit) for split in ("train", "heldout"))
+        data, heldout = (load_dataset(name, split=split).at_most(options.limit) for split in ("train", "heldout"))
         members = [config for pool in chosen for config in pool.members]
         trained = train_pool(members, data, heldout=heldout, options=run, progress=_say)
         _write_figures(chosen, trained, options.out)
         for pool in chosen:
             mine = [member for member in trained if member.config.pool == pool.name]
             save_pool(options.out / pool.name, mine, data, entries={"eps": mine[0].config.eps})
-
-
-def _limited(data: Dataset, limit: int | None) -> Dataset:
-    return data if limit is None else data.take(min(limit, len(data)))
 
 
 def _say(progress: Progress) -> None:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from robboost.data import Dataset, load_dataset
+from robboost.data import load_dataset
 from robboost.errors import RobBoostError
 from robboost.models import Ensemble, load_model
 from robboost.training.boosting import Stage
@@ -76,8 +76,10 @@ def _run(arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         report_seconds=arguments.report_seconds,
     )
-    data = _limited(config.dataset, "train", arguments.limit)
-    heldout, test = (_limited(config.dataset, split, arguments.measured) for split in ("heldout", "test"))
+    data = load_dataset(config.dataset, split="train").at_most(arguments.limit)
+    heldout, test = (
+        load_dataset(config.dataset, split=split).at_most(arguments.measured) for split in ("heldout", "test")
+    )
     experiment = Experiment(config, data, heldout, options, _say, _say_stage)
     start = time.monotonic()
     outcome = _outcome(experiment, arguments)
@@ -113,11 +115,6 @@ def _outcome(experiment: Experiment, arguments: argparse.Namespace) -> Outcome:
 def _one_ensemble(path: Path) -> Ensemble:
     found = load_model(path)
     return found if isinstance(found, Ensemble) else Ensemble([found], [1.0], names=[path.stem])
-
-
-def _limited(name: str, split: str, limit: int | None) -> Dataset:
-    data = load_dataset(name, split=split)
-    return data if limit is None else data.take(min(limit, len(data)))
 
 
 def _say(progress: Progress) -> None:
