@@ -85,8 +85,7 @@ def open_data(name: str | None, notes: Mapping[str, Any], split: str, limit: int
     chosen = name or notes.get("dataset")
     if not isinstance(chosen, str):
         raise InputError(f"--data is missing and the pool names none: expected one of {', '.join(DATASETS)}, or .npz")
-    data = load_dataset(chosen, split=split)
-    return data.at_most(limit)
+    return load_dataset(chosen, split=split).at_most(limit)
 
 
 def open_threat(eps: str | None, norm: str | None, clip: str, notes: Mapping[str, Any]) -> Threat:

@@ -75,12 +75,8 @@ def images_of(
             raise InputError("--train-images 0 with --fit-split train: expected images to fit on")
         fit = train
     else:
-        fit = _first(load_dataset(name, split=fit_split), limit)
-    return Images(fit=fit, test=_first(load_dataset(name, split="test"), limit), train=train)
-
-
-def _first(data: Dataset, limit: int | None) -> Dataset:
-    return data.at_most(limit)
+        fit = load_dataset(name, split=fit_split).at_most(limit)
+    return Images(fit=fit, test=load_dataset(name, split="test").at_most(limit), train=train)
 
 
 def _spaced(data: Dataset, count: int | None) -> Dataset | None:
