@@ -249,6 +249,8 @@ def measure(case: Case, device: torch.device, args: argparse.Namespace, peak: tu
     ready = time.perf_counter() - start
     flops, traffic = counter.flops / 4, counter.bytes / 4
     best, best_batch = 0.0, 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for batch in args.batches:
         x, y = case.images[:batch].to(device), case.labels[:batch].to(device)
         rate = batch / seconds(lambda x=x, y=y: rb.margin_bounds(model, x, y, threat), device, args.seconds)
@@ -256,6 +258,7 @@ def measure(case: Case, device: torch.device, args: argparse.Namespace, peak: tu
             best, best_batch = rate, batch
         elif rate < 0.8 * best:
             break
+    memory = f", peak {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB" if device.type == "cuda" else ""
     count = 8 if device.type == "cuda" else 1
     x, y = case.images[:count].to(device), case.labels[:count].to(device)
     elements = 2**27 if device.type == "cuda" else 2**21
@@ -265,7 +268,7 @@ def measure(case: Case, device: torch.device, args: argparse.Namespace, peak: tu
     known = args.against or AUTO_LIRPA.get((device.type, case.shape, case.name))
     ratio = f"{best / known:6.2f}x of {known:g}" if known else "     -"
     print(
-        f"{case.shape:6} {case.name[-20:]:9} eps {case.eps:.4f} {best:10.2f} images/s (batch {best_batch:5})"
+        f"{case.shape:6} {case.name[-20:]:9} eps {case.eps:.4f} {best:10.2f} images/s (batch {best_batch:5}{memory})"
         f"  plain {plain:9.2f} ({best / plain:6.1f}x)  auto_LiRPA {ratio}"
         f" | {flops / 1e6:8.0f} MFLOP {traffic / 1e6:7.1f} MB an image, {best * flops / 1e12:6.2f} TFLOP/s,"
         f" {best * traffic / 1e9:6.0f} GB/s, {1 / (best * floor):5.1f}x the floor | ready in {ready:4.1f} s; {verdict}",

@@ -1,6 +1,7 @@
 """Seconds an epoch for a pool of interval-trained members, against a plain PyTorch loop in the same run.
 
     python benchmarks/training.py [--device cuda] [--images 55000] [--profile]
+    python benchmarks/training.py --recipes mnist-0.2,cifar10-2-255 [--profile]     seconds an epoch of pools that ship
 
 The images are random: time does not depend on them. The plain loop is what one writes first: a module, lower and upper
 bounds, autograd, `torch.optim.Adam`, one member after another, everything on the device. On a GPU the run first checks
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from robboost.models.architectures import PAPER_MNIST, Residual, build
 from robboost.training import TrainConfig
+from robboost.training.config import load_pool
 from robboost.training.kernels import interval_relu
 from robboost.training.member import DeviceData, Member
 from robboost.training.precision import fast_training
@@ -144,7 +146,24 @@ def check_recording(data: DeviceData) -> None:
             raise SystemExit("recorded steps are wrong")
 
 
-def profile(config: TrainConfig, data: DeviceData) -> None:
+def measure_recipe(name: str, device: torch.device, options: argparse.Namespace) -> None:
+    """Seconds an epoch of a pool file, and of the first member of each method by itself; kernels on request."""
+    pool = load_pool(name)
+    channels, side = (3, 32) if pool.dataset == "cifar10" else (1, 28)
+    count = min(options.images, 45_000 if pool.dataset == "cifar10" else 55_000)
+    images, labels = torch.rand(count, channels, side, side), torch.randint(10, (count,))
+    configs = [member.with_epochs(2) for member in pool.members]
+    data = DeviceData.of(images, labels, pad=max(c.shift for c in configs), classes=10, device=device)
+    took = pool_epoch_seconds(configs, data, 8, options.steps)
+    print(f"{name}: {len(configs)} members, {took:.2f} seconds an epoch", flush=True)
+    for config in {(c.method, c.architecture): c for c in configs}.values() if options.profile else ():
+        alone = pool_epoch_seconds([config], data, 1, options.steps)
+        print(f"  {config.label}, {config.method}, alone: {alone:.2f} seconds an epoch", flush=True)
+        if config.method != "wong-kolter":
+            profile(config, data, shown=12)
+
+
+def profile(config: TrainConfig, data: DeviceData, shown: int = 22) -> None:
     """The kernels of ten plain steps, longest first."""
     member = Member(config, data)
     turns = Turns([member], streams=1, capture=False)
@@ -160,7 +179,7 @@ def profile(config: TrainConfig, data: DeviceData) -> None:
     events.sort(key=lambda e: -e.self_device_time_total)
     total, count = sum(e.self_device_time_total for e in events) / 10, sum(e.count for e in events) / 10
     print(f"profile of {config.architecture}: {total:.0f} us and {count:.0f} kernels a step")
-    for event in events[:22]:
+    for event in events[:shown]:
         print(f"  {event.self_device_time_total / 10:7.1f} us {event.count / 10:5.1f}x  {event.key[:110]}")
 
 
@@ -171,8 +190,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--recipes", default="", help="only time these pool files or recipes")
     options = parser.parse_args()
     device = torch.device(options.device)
+    if options.recipes:
+        with fast_training():
+            for name in options.recipes.split(","):
+                measure_recipe(name, device, options)
+        return
     images, labels = torch.rand(options.images, 1, 28, 28), torch.randint(10, (options.images,))
     data = DeviceData.of(images, labels, pad=1, classes=10, device=device)
     bare = DeviceData.of(images, labels, pad=0, classes=10, device=device)
