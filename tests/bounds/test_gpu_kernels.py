@@ -134,6 +134,33 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
         assert all(kernels._SOUND.values())
 
 
+def test_small_work_in_float64_is_not_compiled(monkeypatch):
+    from robboost.bounds import kernels
+
+    values, weight, example = random(5, 4, 3, 3), random(4, 2, 3, 3), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    maps = [random(1, 4, 3, 3) for _ in range(4)]
+    origin = (torch.zeros(5, dtype=torch.int32, device=DEVICE), torch.ones(5, dtype=torch.int32, device=DEVICE))
+    values, weight, maps = values.double(), weight.double(), [part.double() for part in maps]
+    calls = {
+        "transpose_conv": (values, weight, (1, 1), (1, 1), (3, 3), kernels.pack(weight)),
+        "relax": (values[None], example, maps, origin, False),
+        "reach": (values[None], example, maps[0].abs(), origin),
+        "place": (values[None], (4, 5, 6), origin),
+    }
+    for name, arguments in calls.items():
+        monkeypatch.setattr(kernels, "_SOUND", {})
+        plain = getattr(kernels, name)(*arguments)
+        assert kernels._SOUND == {}
+        with monkeypatch.context() as always:
+            always.setattr(kernels, "_COMPILED_PRODUCTS", 0)
+            always.setattr(kernels, "_COMPILED_NUMBERS", 0)
+            compiled = getattr(kernels, name)(*arguments)
+        assert kernels._SOUND
+        assert all(kernels._SOUND.values())
+        for one, other in zip(_flat(plain), _flat(compiled), strict=True):
+            assert torch.allclose(one, other, atol=1e-12)
+
+
 def _flat(result):
     return result if isinstance(result, tuple) else (result,)
 

@@ -1,12 +1,14 @@
 """Every loss against the engine: what it trains on is the certified bound or a worse one, or is said to be no bound."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from robboost.bounds import margin_bounds
 from robboost.threat import Threat
-from robboost.training.losses import LOSSES, METHODS, Batch, LossSettings, Situation, attacked
+from robboost.training.losses import LOSSES, METHODS, Batch, LossSettings, Situation, attacked, point_margins
 from robboost.training.network import Network, pixel_mask
 from robboost.training.propagation import Norms, points
 
@@ -52,7 +54,7 @@ def engine(case: Situation, method: str, *, box: bool = True, at: torch.Tensor |
 
 
 def test_every_method_is_checked_here() -> None:
-    assert set(METHODS) == {*BOUNDS, "natural", "adversarial", "sabr"}
+    assert set(METHODS) == {*BOUNDS, "fused-crown-ibp", "natural", "adversarial", "sabr"}
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -67,6 +69,68 @@ def test_the_bound_of_a_loss_is_the_certified_one(method: str, batch_norm: bool,
     assert torch.allclose(lower, certified, atol=2e-6, rtol=0)
     worst = F.cross_entropy(F.pad(-lower, (1, 0)), torch.zeros(6, dtype=torch.int64))
     assert loss.item() == pytest.approx(worst.item())
+
+
+def least_of_a_sum(case: Situation, index: int, weights: torch.Tensor, method: str) -> torch.Tensor:
+    """The engine's lower bound of <weights, margins> of one example, as the margin of a network made for it."""
+    network, label = module(case), int(case.batch.y[index])
+    last, targets = network[-1], [j for j in range(5) if j != label]
+    weight = weights @ (last.weight[label] - last.weight[targets])
+    bias = weights @ (last.bias[label] - last.bias[targets])
+    head = torch.nn.Linear(len(weight), 2).double()
+    head.weight.data = torch.stack([weight, 0 * weight])
+    head.bias.data = torch.stack([bias, 0 * bias])
+    whole = torch.nn.Sequential(*network[:-1], head).eval()
+    x, threat = case.batch.x[index : index + 1], Threat(EPS, clip=(0, 1))
+    return margin_bounds(whole, x, torch.zeros(1, dtype=torch.int64), threat, method, precision="float64").lower[0, 0]
+
+
+def fused_by_the_engine(case: Situation, index: int) -> torch.Tensor:
+    """log of the fused bound of sum_j exp(-margin_j) of one example."""
+    units = torch.eye(4, dtype=torch.float64)
+    lower = torch.stack([least_of_a_sum(case, index, unit, "ibp") for unit in units])
+    upper = -torch.stack([least_of_a_sum(case, index, -unit, "ibp") for unit in units])
+    chords = ((-lower).exp() - (-upper).exp()) / (upper - lower)
+    least = least_of_a_sum(case, index, chords, "crown-ibp")
+    return (((-lower).exp() + chords * lower).sum() - least).log()
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_the_fused_loss_is_the_engines_bound_and_above_every_point(batch_norm: bool, structure: str) -> None:
+    case = situation(structure, batch_norm=batch_norm)
+    loss, found = LOSSES["fused-crown-ibp"](case)
+    wanted = torch.stack([fused_by_the_engine(case, index) for index in range(len(case.batch.y))])
+    assert torch.allclose(-found.squeeze(1), wanted, atol=1e-5, rtol=0)
+    assert loss.item() == pytest.approx(F.softplus(wanted).mean().item(), abs=1e-5)
+    points_seen = [attacked(case, torch.tensor(EPS, dtype=torch.float64))]
+    for seed in range(50):
+        noise = torch.rand(case.batch.x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        points_seen.append((case.batch.x + EPS * (2 * noise - 1).sign()).clamp(0, 1))
+    for point in points_seen:
+        margins = point_margins(points(case.net, case.weights, point, case.norms), case.batch.y)
+        assert ((-margins).logsumexp(1) <= wanted + 1e-9).all()
+
+
+def test_the_fused_loss_survives_very_wide_intervals_and_none() -> None:
+    case = situation(STRUCTURES[0])
+    wide = replace(case, weights=[40 * w for w in case.weights])
+    loss, _ = LOSSES["fused-crown-ibp"](wide)
+    assert torch.isfinite(loss)
+    assert loss > 100
+    point = replace(case, batch=replace(case.batch, eps=torch.zeros((), dtype=torch.float64)))
+    loss, _ = LOSSES["fused-crown-ibp"](point)
+    assert loss.item() == pytest.approx(LOSSES["natural"](case)[0].item())
+
+
+def test_the_fused_loss_has_the_gradient_of_its_value() -> None:
+    case = situation(STRUCTURES[0])
+
+    def value(*weights: torch.Tensor) -> torch.Tensor:
+        return LOSSES["fused-crown-ibp"](replace(case, weights=list(weights), norms=Norms()))[0]
+
+    weights = [w.detach().clone().requires_grad_(True) for w in case.weights]
+    assert torch.autograd.gradcheck(value, weights, atol=1e-6)
 
 
 def test_a_share_of_the_linear_bound_is_below_the_better_of_both() -> None:
@@ -102,7 +166,7 @@ def test_the_small_box_lies_within_the_set_and_its_bound_is_the_certified_one_th
     assert (lower >= engine(case, "ibp") - 2e-6).all()  # so it is no bound on the whole set
 
 
-@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "wong-kolter", "mtl-ibp", "cc-ibp"])
+@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "fused-crown-ibp", "wong-kolter", "mtl-ibp", "cc-ibp"])
 def test_a_mixture_lies_between_its_ends(method: str) -> None:
     ends = [LOSSES[method](situation(STRUCTURES[0], mixture=mixture))[0].item() for mixture in (0.0, 1.0)]
     (middle,) = [LOSSES[method](situation(STRUCTURES[0], mixture=mixture))[0].item() for mixture in (0.5,)]

@@ -4,6 +4,9 @@ A compiler may be wrong where the source is right: ptxas was seen to drop consta
 float64 bounds of some layers came from a wrong row, without a word. So every form that is compiled (by sizes, type and
 device) is first run on random numbers and held against the same formula in float64. One that disagrees is never used:
 plain PyTorch takes its place, and a warning says so.
+
+Small work in float64 goes to plain PyTorch at once: it is there to settle close calls of a few images, for which
+compiling would take longer than computing, and it is then a second way to the same bound.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ Origin = tuple[Tensor, Tensor] | None
 _ROWS, _EXAMPLES = 67, 3
 # Allowed difference, relative to the sum of the magnitudes that are added up.
 _ROOM = {torch.float32: 4e-6, torch.float64: 1e-13}
+# Float64: multiply-adds of a call (for the pointwise kernels: numbers) from which compiling pays.
+_COMPILED_PRODUCTS, _COMPILED_NUMBERS = 10**10, 2**24
 _SOUND: dict[Hashable, bool] = {}
 
 
 def transpose_conv(values: Tensor, weight: Tensor, stride: Pair, padding: Pair, size: Pair, packed: Any) -> Tensor:
     """The transposed convolution [M, C', h, w] -> [M, C, *size]; `packed` is `pack(weight)`, kept by the caller."""
+    if _small(values, values.numel() * weight[0].numel(), _COMPILED_PRODUCTS):
+        return _plain_conv(values, weight, stride, padding, size)
     shape = tuple(values.shape[1:])
     key = ("transpose_conv", shape, tuple(weight.shape), stride, padding, size)
 
@@ -53,6 +60,8 @@ def relax(
 
     maps: slope, slope step, gap and gap step, as in `relaxing.Maps`; both: the rows of the negatives as well (S = 1).
     """
+    if _small(values, values.numel(), _COMPILED_NUMBERS):
+        return _plain_relax(values, example, maps, origin, both)
     copies, shape = values.shape[0], tuple(values.shape[2:])
     full = tuple(next(part for part in maps[2:] if part is not None).shape[1:])
     given = tuple(part is not None for part in maps)
@@ -83,6 +92,8 @@ def relax(
 
 def reach(values: Tensor, example: Tensor, radius: Tensor, origin: Origin) -> Tensor:
     """Sum of radius * |row| for rows [S, M, ...], [S, M]."""
+    if _small(values, values.numel(), _COMPILED_NUMBERS):
+        return _plain_reach(values, example, radius, origin)
     copies, shape, full = values.shape[0], tuple(values.shape[2:]), tuple(radius.shape[1:])
     key = ("reach", copies, shape, full, origin is None)
 
@@ -103,6 +114,8 @@ def reach(values: Tensor, example: Tensor, radius: Tensor, origin: Origin) -> Te
 
 def place(values: Tensor, shape: tuple[int, ...], origin: tuple[Tensor, Tensor]) -> Tensor:
     """Windows [S, M, C, h, w] as full maps [S, M, *shape]."""
+    if _small(values, values.numel(), _COMPILED_NUMBERS):
+        return _plain_place(values, shape, origin)
     copies, window = values.shape[0], tuple(values.shape[2:])
     key = ("place", copies, window, tuple(shape))
 
@@ -117,6 +130,10 @@ def place(values: Tensor, shape: tuple[int, ...], origin: tuple[Tensor, Tensor])
 
 
 # The check ---------------------------------------------------------------------------------------------------------
+
+
+def _small(values: Tensor, work: int, least: int) -> bool:
+    return values.dtype == torch.float64 and work < least
 
 
 def _sound(key: tuple[Any, ...], values: Tensor, agrees: Callable[[], bool]) -> bool:

@@ -31,8 +31,9 @@ class TrainConfig:
         warmup: share of the run with radius 0.
         ramp: share of the run in which the radius then grows to train_eps (slowly at first).
         mixture: weight of the worst-case loss after the ramp; it starts at mixture_start and moves with the radius.
-            For "ibp", "crown-ibp", "wong-kolter" the rest is the natural loss, for the mixture family the adversarial.
-        crown_share: for "crown-ibp", weight of the linear bound against the interval bound after the ramp (from 1).
+            For the mixture family the rest is the adversarial loss, for the other certified methods the natural one.
+        crown_share: for "crown-ibp" and "fused-crown-ibp", weight of the linear bound (the fused: of its loss) against
+            the interval bound after the ramp (from 1).
         small_box: for "sabr", radius of the propagated box as a share of the radius.
         attack_steps, attack_scale: steps of the attack, and its radius as a multiple of the training radius.
         batch_norm: normalise behind every convolution; folded into the saved network.

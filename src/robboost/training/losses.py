@@ -15,7 +15,15 @@ from torch import Tensor
 
 from robboost.training.dual import ball, dual_trace
 from robboost.training.network import Network
-from robboost.training.propagation import Norms, box, interval_margins, intervals, linear_margins, points
+from robboost.training.propagation import (
+    Norms,
+    box,
+    fused_sum,
+    interval_margins,
+    intervals,
+    linear_margins,
+    points,
+)
 
 __all__ = ["LOSSES", "METHODS", "Batch", "LossSettings", "Situation", "attacked", "margin_loss", "point_margins"]
 
@@ -135,6 +143,21 @@ def crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
     return _with_natural(situation, margins), margins
 
 
+def fused_crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
+    """As `crown_ibp`, at a fraction of the cost: one linear pass for all targets together (Xu et al. 2020).
+
+    The certified loss is log(1 + S), S an upper bound of sum_j exp(-margin_j); -log S stands for the margins.
+    """
+    net, weights, batch, norms = situation.net, situation.weights, situation.batch, situation.norms
+    region = box(batch.x, batch.eps, net.mask)
+    trace = intervals(net, weights, *region, norms)
+    total = fused_sum(net, weights, trace, region, batch.y, norms)
+    loss = F.softplus(total).mean()
+    if not situation.settings.crowned:
+        loss = torch.lerp(margin_loss(interval_margins(net, weights, trace, batch.y)), loss, batch.crown_share)
+    return _mixed(situation, loss), -total.unsqueeze(1)
+
+
 def wong_kolter(situation: Situation) -> tuple[Tensor, Tensor]:
     """As `ibp`, by same-slope bounds throughout, on the whole ball without the box (Wong and Kolter).
 
@@ -179,7 +202,11 @@ def _both_margins(situation: Situation) -> tuple[Tensor, Tensor]:
 
 
 def _with_natural(situation: Situation, margins: Tensor) -> Tensor:
-    robust = margin_loss(margins)
+    return _mixed(situation, margin_loss(margins))
+
+
+def _mixed(situation: Situation, robust: Tensor) -> Tensor:
+    """mixture * robust + (1 - mixture) * natural loss."""
     if not situation.settings.mixed:
         return robust
     return torch.lerp(margin_loss(situation.margins_at(situation.batch.x)), robust, situation.batch.mixture)
@@ -191,6 +218,7 @@ LOSSES: dict[str, Callable[[Situation], tuple[Tensor, Tensor]]] = {
     "wong-kolter": wong_kolter,
     "ibp": ibp,
     "crown-ibp": crown_ibp,
+    "fused-crown-ibp": fused_crown_ibp,
     "mtl-ibp": mtl_ibp,
     "cc-ibp": cc_ibp,
     "sabr": sabr,
