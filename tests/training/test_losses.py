@@ -10,7 +10,7 @@ from robboost.bounds import margin_bounds
 from robboost.threat import Threat
 from robboost.training.losses import LOSSES, METHODS, Batch, LossSettings, Situation, attacked, point_margins
 from robboost.training.network import Network, pixel_mask
-from robboost.training.propagation import Norms, points
+from robboost.training.propagation import Norms, box, intervals, points
 
 SHAPE = (2, 8, 8)
 EPS = 0.05
@@ -54,7 +54,7 @@ def engine(case: Situation, method: str, *, box: bool = True, at: torch.Tensor |
 
 
 def test_every_method_is_checked_here() -> None:
-    assert set(METHODS) == {*BOUNDS, "fused-crown-ibp", "natural", "adversarial", "sabr"}
+    assert set(METHODS) == {*BOUNDS, "fused-crown-ibp", "mean-crown-ibp", "natural", "adversarial", "sabr"}
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -133,6 +133,22 @@ def test_the_fused_loss_has_the_gradient_of_its_value() -> None:
     assert torch.autograd.gradcheck(value, weights, atol=1e-6)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_estimate_is_the_bound_of_one_mean_and_near_the_linear_bounds(structure: str) -> None:
+    case = situation(structure)
+    _, found = LOSSES["mean-crown-ibp"](case)
+    _, linear = LOSSES["crown-ibp"](case)
+    region = box(case.batch.x, case.batch.eps, case.net.mask)
+    trace = intervals(case.net, case.weights, *region, case.norms)
+    logits = F.linear(trace.centre, case.weights[case.net.head.weight], case.weights[case.net.head.bias])
+    shares = torch.softmax(-point_margins(logits, case.batch.y), 1)
+    wanted = torch.stack([least_of_a_sum(case, n, shares[n], "crown-ibp") for n in range(len(shares))])
+    assert torch.allclose((shares * found).sum(1), wanted, atol=2e-6)
+    middle = point_margins(logits, case.batch.y)
+    assert torch.allclose(middle - found, (middle - found)[:, :1].expand_as(found))
+    assert (found - linear).abs().mean() < 0.5 * (middle - linear).mean()
+
+
 def test_a_share_of_the_linear_bound_is_below_the_better_of_both() -> None:
     case = situation(STRUCTURES[1], share=0.5)
     _, lower = LOSSES["crown-ibp"](case)
@@ -166,7 +182,9 @@ def test_the_small_box_lies_within_the_set_and_its_bound_is_the_certified_one_th
     assert (lower >= engine(case, "ibp") - 2e-6).all()  # so it is no bound on the whole set
 
 
-@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "fused-crown-ibp", "wong-kolter", "mtl-ibp", "cc-ibp"])
+@pytest.mark.parametrize(
+    "method", ["ibp", "crown-ibp", "fused-crown-ibp", "mean-crown-ibp", "wong-kolter", "mtl-ibp", "cc-ibp"]
+)
 def test_a_mixture_lies_between_its_ends(method: str) -> None:
     ends = [LOSSES[method](situation(STRUCTURES[0], mixture=mixture))[0].item() for mixture in (0.0, 1.0)]
     (middle,) = [LOSSES[method](situation(STRUCTURES[0], mixture=mixture))[0].item() for mixture in (0.5,)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from robboost.errors import InputError
-from robboost.training.losses import METHODS
+from robboost.training.losses import ESTIMATING, METHODS
 
 __all__ = ["PoolConfig", "TrainConfig", "load_config", "load_pool", "pool_of", "read_table", "recipe"]
 
@@ -32,7 +32,7 @@ class TrainConfig:
         ramp: share of the run in which the radius then grows to train_eps (slowly at first).
         mixture: weight of the worst-case loss after the ramp; it starts at mixture_start and moves with the radius.
             For the mixture family the rest is the adversarial loss, for the other certified methods the natural one.
-        crown_share: for "crown-ibp" and "fused-crown-ibp", weight of the linear bound (the fused: of its loss) against
+        crown_share: for "crown-ibp" and its kin, weight of the linear bound ("fused-crown-ibp": of its loss) against
             the interval bound after the ramp (from 1).
         small_box: for "sabr", radius of the propagated box as a share of the radius.
         attack_steps, attack_scale: steps of the attack, and its radius as a multiple of the training radius.
@@ -108,7 +108,7 @@ class TrainConfig:
     @property
     def estimated(self) -> bool:
         """Whether the bounds of the training loss are estimates: what the log calls robust is then no bound."""
-        return self.projections > 0
+        return self.projections > 0 or self.method in ESTIMATING
 
     @property
     def short_name(self) -> str:

@@ -42,7 +42,7 @@ def estimates(configs: Iterable[TrainConfig]) -> dict[str, Any]:
 def history(member: Member) -> list[dict[str, float]]:
     """One entry per finished epoch: mean loss, share robust under the training bound, mean length of the gradient.
 
-    Where the training bound is an estimate, the entry says from how many projections.
+    Where the training bound is an estimate, the entry says from how many passes (of random sums, or one).
     """
     done = int(member.step_count.item()) // member.steps_per_epoch
     rows = (member.log[:done] / member.steps_per_epoch).tolist()
@@ -53,7 +53,7 @@ def history(member: Member) -> list[dict[str, float]]:
         entry = {"epoch": epoch + 1, "eps": last[0].item(), "mixture": last[1].item()}
         entry |= dict(zip(LOG, row, strict=True))
         if member.config.estimated:
-            entry["estimated_from"] = member.config.projections
+            entry["estimated_from"] = member.config.projections or 1
         entries.append(entry)
     return entries
 

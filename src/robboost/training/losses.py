@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +23,21 @@ from robboost.training.propagation import (
     interval_margins,
     intervals,
     linear_margins,
+    mean_margins,
     points,
 )
 
-__all__ = ["LOSSES", "METHODS", "Batch", "LossSettings", "Situation", "attacked", "margin_loss", "point_margins"]
+__all__ = [
+    "ESTIMATING",
+    "LOSSES",
+    "METHODS",
+    "Batch",
+    "LossSettings",
+    "Situation",
+    "attacked",
+    "margin_loss",
+    "point_margins",
+]
 
 
 @dataclass(frozen=True)
@@ -134,13 +146,12 @@ def ibp(situation: Situation) -> tuple[Tensor, Tensor]:
 
 def crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
     """As `ibp`, with crown_share * linear bound + (1 - crown_share) * interval bound as margins (Zhang et al.)."""
-    net, weights, batch, norms = situation.net, situation.weights, situation.batch, situation.norms
-    region = box(batch.x, batch.eps, net.mask)
-    trace = intervals(net, weights, *region, norms)
-    margins = linear_margins(net, weights, trace, region, batch.y, norms, "adaptive")
-    if not situation.settings.crowned:
-        margins = torch.lerp(interval_margins(net, weights, trace, batch.y), margins, batch.crown_share)
-    return _with_natural(situation, margins), margins
+    return _with_linear(situation, partial(linear_margins, rule="adaptive"))
+
+
+def mean_crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
+    """As `crown_ibp`, with margins estimated from one linear pass for all targets: they are no bounds."""
+    return _with_linear(situation, mean_margins)
 
 
 def fused_crown_ibp(situation: Situation) -> tuple[Tensor, Tensor]:
@@ -201,6 +212,17 @@ def _both_margins(situation: Situation) -> tuple[Tensor, Tensor]:
     return situation.interval_margins(batch.x, batch.eps), situation.margins_at(point)
 
 
+def _with_linear(situation: Situation, linear: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of crown_share * linear margins + (1 - crown_share) * interval margins, and these margins."""
+    net, weights, batch, norms = situation.net, situation.weights, situation.batch, situation.norms
+    region = box(batch.x, batch.eps, net.mask)
+    trace = intervals(net, weights, *region, norms)
+    margins = linear(net, weights, trace, region, batch.y, norms)
+    if not situation.settings.crowned:
+        margins = torch.lerp(interval_margins(net, weights, trace, batch.y), margins, batch.crown_share)
+    return _with_natural(situation, margins), margins
+
+
 def _with_natural(situation: Situation, margins: Tensor) -> Tensor:
     return _mixed(situation, margin_loss(margins))
 
@@ -219,8 +241,11 @@ LOSSES: dict[str, Callable[[Situation], tuple[Tensor, Tensor]]] = {
     "ibp": ibp,
     "crown-ibp": crown_ibp,
     "fused-crown-ibp": fused_crown_ibp,
+    "mean-crown-ibp": mean_crown_ibp,
     "mtl-ibp": mtl_ibp,
     "cc-ibp": cc_ibp,
     "sabr": sabr,
 }
 METHODS = tuple(LOSSES)
+# Those whose margins are estimates whatever the settings ("wong-kolter" estimates with random projections).
+ESTIMATING = ("mean-crown-ibp",)
