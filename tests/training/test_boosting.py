@@ -69,6 +69,16 @@ def test_a_second_member_lowers_the_loss_of_the_training_certificate(plain) -> N
     assert second.alone_verified_error > second.verified_error
 
 
+def test_members_of_one_pass_for_all_targets_are_boosted_too(data: Dataset, heldout: Dataset) -> None:
+    result = boost(two_stages("mean-crown-ibp"), data, heldout=heldout)
+    first, second = result.stages
+    assert second.loss < 0.97 * first.loss
+    assert first.verified_error < 0.7
+    assert second.verified_error < second.alone_verified_error
+    with pytest.raises(InputError, match=r"crown_share=0.5: expected 1 for method 'mean-crown-ibp'"):
+        BoostConfig("run", "mnist-small", (stage(method="mean-crown-ibp", crown_share=0.5),))
+
+
 def test_every_stage_certifies_what_the_engine_certifies_of_its_file(plain, heldout: Dataset) -> None:
     result, out, _ = plain
     for number, record in enumerate(result.stages, start=1):

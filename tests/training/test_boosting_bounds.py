@@ -1,5 +1,7 @@
 """Lines and frozen sums: a hand-computed case, the engine as second method, points of the set, finite differences."""
 
+import copy
+
 import pytest
 import torch
 
@@ -12,12 +14,13 @@ from robboost.training.boosting_member import (
     SURROGATES,
     FrozenNetworks,
     Objective,
+    estimated_margins,
     lines_of,
     tightest_lines,
 )
-from robboost.training.losses import Batch, LossSettings, Situation, point_margins
+from robboost.training.losses import LOSSES, Batch, LossSettings, Situation, point_margins
 from robboost.training.network import Network
-from robboost.training.propagation import Norms, box
+from robboost.training.propagation import Norms, box, intervals
 
 SHAPE = (2, 8, 8)
 STRUCTURES = [
@@ -168,6 +171,55 @@ def test_recomputed_sums_equal_stored_ones() -> None:
         first = concrete_margins([stored.rows(batch.chosen)], x, region)
         assert torch.allclose(first, concrete_margins([again], x, region), atol=1e-4)
         assert torch.allclose(clean, stored.points, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_the_estimate_of_one_member_is_that_of_its_own_loss(mask: bool) -> None:
+    x, y = (part.double() if part.is_floating_point() else part for part in examples())
+    case = situation(member(STRUCTURES[2], 4, mask=mask), x, y, 0.1)
+    _, wanted = LOSSES["mean-crown-ibp"](case)
+    assert torch.allclose(estimated_margins([(case, 1.0)], None), wanted, atol=1e-12)
+
+
+def test_the_estimate_of_an_ensemble_bounds_the_mean_of_its_margins() -> None:
+    """The line of each member's mean margin is the engine's, of a network that outputs this mean."""
+    models = [member(structure, seed) for seed, structure in enumerate(STRUCTURES)]
+    coefficients = [0.5, 2.0, 1.0]
+    x, y = (part.double() if part.is_floating_point() else part for part in examples())
+    threat, region = rb.Threat(0.1, clip=(0, 1)), box(x, torch.tensor(0.1, dtype=torch.float64), None)
+    # The last member is frozen: lines for all targets, and its margins at the images.
+    bounds = rb.margin_bounds(models[2], x, y, threat, "crown-ibp", precision="float64")
+    with torch.no_grad():
+        frozen = Lines(bounds.slope, bounds.intercept), point_margins(models[2].double()(x), y)
+    moving = [situation(model, x, y, 0.1) for model in models[:2]]
+    found = estimated_margins(list(zip(moving, coefficients, strict=False)), frozen)
+    middle = frozen[1].clone()
+    for one, coefficient in zip(moving, coefficients, strict=False):
+        trace = intervals(one.net, one.weights, *region, Norms())
+        head = one.net.head
+        logits = torch.nn.functional.linear(trace.centre, one.weights[head.weight], one.weights[head.bias])
+        middle = middle + coefficient * point_margins(logits, y)
+    shares = torch.softmax(-middle, 1)
+    assert torch.allclose(middle - found, (middle - found)[:, :1].expand_as(found))
+    for n, label in enumerate(y.tolist()):
+        others = [j for j in range(5) if j != label]
+        slope = (shares[n].view(-1, 1, 1, 1) * frozen[0].slope[n]).sum(0)
+        intercept = (shares[n] * frozen[0].intercept[n]).sum()
+        for model, coefficient in zip(models[:2], coefficients, strict=False):
+            network = copy.deepcopy(model).double()
+            last = network[-1]
+            weight = last.weight[label] - shares[n] @ last.weight[others]
+            bias = last.bias[label] - shares[n] @ last.bias[others]
+            head = torch.nn.Linear(len(weight), 2).double()
+            head.weight.data, head.bias.data = torch.stack([weight, 0 * weight]), torch.stack([bias, 0 * bias])
+            whole = torch.nn.Sequential(*network[:-1], head).eval().requires_grad_(False)
+            line = rb.margin_bounds(
+                whole, x[n : n + 1], torch.zeros(1, dtype=torch.int64), threat, "crown-ibp", precision="float64"
+            )
+            slope = slope + coefficient * line.slope[0, 0]
+            intercept = intercept + coefficient * line.intercept[0, 0]
+        least = intercept + (slope * (region[0] - x)[n]).sum() - (slope.abs() * region[1][n]).sum()
+        assert (shares[n] * found[n]).sum().item() == pytest.approx(least.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -84,7 +84,7 @@ def test_a_step_never_waits_for_the_host(start, data: Dataset) -> None:
         member.step()
 
 
-@pytest.mark.parametrize("method", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "mean-crown-ibp"])
 def test_tuning_certifies_more_and_leaves_the_start_alone(method: str, start, data: Dataset, heldout: Dataset) -> None:
     before = parameters(start).clone()
     config = settings(method=method, reweight_every=1, mixture=0.9)
@@ -95,7 +95,7 @@ def test_tuning_certifies_more_and_leaves_the_start_alone(method: str, start, da
     assert found.verified_error == pytest.approx(tuned.errors[tuned.chosen]["verified_error"], abs=1e-12)
     losses = [entry["loss"] for entry in tuned.history]
     assert losses[-1] < losses[0]
-    assert tuned.ensemble.names == ("one", "two")
+    assert set(tuned.ensemble.names) <= {"one", "two"}  # exact weights may leave one out
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(start, data: Dataset, heldout: Dataset, tmp_path: Path) -> None:

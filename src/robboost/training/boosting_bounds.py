@@ -50,6 +50,14 @@ class Lines(NamedTuple):
         """The lines of coefficient * network; a negative coefficient would turn the inequality around."""
         return Lines(None if self.slope is None else coefficient * self.slope, coefficient * self.intercept)
 
+    def mean(self, shares: Tensor) -> Lines:
+        """The line [N, 1] of sum_j shares_j margin_j, shares [N, C-1] from 0 to 1."""
+        intercept = (shares * self.intercept).sum(1, keepdim=True)
+        if self.slope is None:
+            return Lines(None, intercept)
+        slope = torch.bmm(shares.unsqueeze(1), self.slope.flatten(2))
+        return Lines(slope.view(len(shares), 1, *self.slope.shape[2:]), intercept)
+
 
 @dataclass(frozen=True)
 class FrozenSum:

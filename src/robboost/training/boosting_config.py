@@ -11,6 +11,7 @@ from robboost.threat import Threat
 from robboost.training.boosting_bounds import STORAGE
 from robboost.training.boosting_member import BOUNDS, Objective
 from robboost.training.config import TrainConfig, pool_of, read_table
+from robboost.training.losses import ESTIMATING
 
 __all__ = ["BoostConfig", "load_boost"]
 
@@ -26,7 +27,7 @@ class BoostConfig:
     Attributes:
         name: folder of the run.
         dataset: name of the data set.
-        stages: one configuration a member, method "ibp" or "crown-ibp"; radius schedules are each stage's own.
+        stages: one configuration a member, its method one of `BOUNDS`; radius schedules are each stage's own.
         objective: surrogate of the ensemble's margins.
         frozen: "stored": the sum of earlier bounds is kept for every training image, which must then stay as it is (no
             shift, no flip). "recomputed": it is worked out for each batch, augmented or not. "auto": stored where no
@@ -65,6 +66,8 @@ class BoostConfig:
         for stage in self.stages:
             if stage.method not in BOUNDS:
                 raise InputError(f"method={stage.method!r}: expected one of {', '.join(BOUNDS)} (boosting needs lines)")
+            if stage.method in ESTIMATING and stage.crown_share != 1:
+                raise InputError(f"crown_share={stage.crown_share:g}: expected 1 for method {stage.method!r}")
             if self.frozen == "stored" and (stage.shift or stage.flip):
                 raise InputError(
                     "shift and flip: expected neither, because stored bounds belong to the images as they are"

@@ -11,15 +11,34 @@ from torch import Tensor, nn
 from robboost.errors import InputError
 from robboost.training.boosting_bounds import FrozenSum, Lines, concrete_margins
 from robboost.training.config import TrainConfig
-from robboost.training.losses import Batch, LossSettings, Situation, margin_loss
+from robboost.training.losses import ESTIMATING, Batch, LossSettings, Situation, margin_loss
 from robboost.training.member import DeviceData, Member
 from robboost.training.network import Network
-from robboost.training.propagation import Norms, box, interval_margins, intervals, linear_bounds
+from robboost.training.propagation import (
+    Norms,
+    box,
+    interval_margins,
+    intervals,
+    linear_bounds,
+    mean_line,
+    mean_shares,
+    middle_margins,
+    spread,
+)
 
-__all__ = ["BOUNDS", "SURROGATES", "BoostedMember", "FrozenNetworks", "Objective", "lines_of", "tightest_lines"]
+__all__ = [
+    "BOUNDS",
+    "SURROGATES",
+    "BoostedMember",
+    "FrozenNetworks",
+    "Objective",
+    "estimated_margins",
+    "lines_of",
+    "tightest_lines",
+]
 
 # Method of a TrainConfig -> the engine's bounds of a member that was trained so.
-BOUNDS = {"ibp": "ibp", "crown-ibp": "ibp+crown-ibp"}
+BOUNDS = {"ibp": "ibp", "crown-ibp": "ibp+crown-ibp", "mean-crown-ibp": "ibp+crown-ibp"}
 
 
 def cross_entropy(margins: Tensor, kappa: float) -> Tensor:
@@ -107,12 +126,13 @@ class BoostedMember(Member):
 
     def loss(self, situation: Situation) -> tuple[Tensor, Tensor]:
         batch = situation.batch
-        parts = [lines_of(situation, self.config.method)]
-        clean = None
-        if self.frozen is not None:
-            lines, clean = self.frozen.at(batch)
-            parts.append(lines)
-        margins = concrete_margins(parts, batch.x, box(batch.x, batch.eps, None))
+        frozen = None if self.frozen is None else self.frozen.at(batch)
+        clean = None if frozen is None else frozen[1]
+        if self.config.method in ESTIMATING:
+            margins = estimated_margins([(situation, 1.0)], frozen)
+        else:
+            parts = [lines_of(situation, self.config.method), *([] if frozen is None else [frozen[0]])]
+            margins = concrete_margins(parts, batch.x, box(batch.x, batch.eps, None))
         loss = self.objective(margins)
         if situation.settings.mixed:
             points = situation.margins_at(batch.x)
@@ -130,14 +150,48 @@ def lines_of(situation: Situation, method: str) -> Lines:
     trace = intervals(net, situation.weights, *box(batch.x, batch.eps, net.mask), situation.norms)
     if method == "ibp":
         return Lines(None, interval_margins(net, situation.weights, trace, batch.y))
-    slope, constant = linear_bounds(net, situation.weights, trace, batch.y, situation.norms, "adaptive")
-    if net.mask is not None:
-        slope = slope * net.mask
-    at_image = torch.bmm(slope.flatten(2), batch.x.flatten(1).unsqueeze(2)).squeeze(2)
+    lines = linear_bounds(net, situation.weights, trace, batch.y, situation.norms, "adaptive")
+    slope, intercept = _at_images(situation, *lines)
+    assert slope is not None
     if situation.settings.crowned:
-        return Lines(slope, constant + at_image)
+        return Lines(slope, intercept)
     plain = interval_margins(net, situation.weights, trace, batch.y)
-    return Lines(slope * batch.crown_share, torch.lerp(plain, constant + at_image, batch.crown_share))
+    return Lines(slope * batch.crown_share, torch.lerp(plain, intercept, batch.crown_share))
+
+
+def estimated_margins(
+    members: Sequence[tuple[Situation, float | Tensor]], frozen: tuple[Lines, Tensor] | None
+) -> Tensor:
+    """`propagation.mean_margins` of an ensemble: one backward pass a member for all targets together.
+
+    sum_j p_j M_j is bounded by the sum of the members' lines (and of the frozen ones, averaged by p); what it loses is
+    taken off every margin of the ensemble alike. An estimate, for training alone.
+    """
+    batch = members[0][0].batch
+    region = box(batch.x, batch.eps, None)
+    traces = [intervals(one.net, one.weights, *box(batch.x, batch.eps, one.net.mask), one.norms) for one, _ in members]
+    middle = torch.stack(
+        [
+            coefficient * middle_margins(one.net, one.weights, trace, batch.y)
+            for (one, coefficient), trace in zip(members, traces, strict=True)
+        ]
+    ).sum(0)
+    if frozen is not None:
+        middle = middle + frozen[1]
+    shares = mean_shares(middle)
+    parts = [] if frozen is None else [frozen[0].mean(shares)]
+    for (one, coefficient), trace in zip(members, traces, strict=True):
+        line = mean_line(one.net, one.weights, trace, batch.y, one.norms, shares)
+        parts.append(_at_images(one, *line).scaled(coefficient))
+    return spread(middle, shares, concrete_margins(parts, batch.x, region))
+
+
+def _at_images(situation: Situation, slope: Tensor, constant: Tensor) -> Lines:
+    """Lines over the distance from the images in place of the (masked) values."""
+    if situation.net.mask is not None:
+        slope = slope * situation.net.mask
+    at_image = torch.bmm(slope.flatten(2), situation.batch.x.flatten(1).unsqueeze(2)).squeeze(2)
+    return Lines(slope, constant + at_image)
 
 
 def tightest_lines(situation: Situation) -> Lines:

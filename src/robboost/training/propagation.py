@@ -25,9 +25,13 @@ __all__ = [
     "intervals",
     "linear_bounds",
     "linear_margins",
+    "mean_line",
     "mean_margins",
+    "mean_shares",
+    "middle_margins",
     "points",
     "relaxation",
+    "spread",
     "transposed",
 ]
 
@@ -181,12 +185,34 @@ def mean_margins(
     sum_j p_j m_j(x) >= L on the region. What it loses, sum_j p_j m_j(c) - L, is taken off every margin alike: the loss
     and its gradient are then those of `linear_margins` where the targets lose alike. L is a bound, the result is not.
     """
+    middle = middle_margins(net, weights, trace, y)
+    shares = mean_shares(middle)
+    return spread(middle, shares, _least(*mean_line(net, weights, trace, y, norms, shares), region))
+
+
+def middle_margins(net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor) -> Tensor:
+    """Margins [N, C-1] of the last hidden interval's centre."""
     rows, shifts = _rows_of(net, weights, y)
-    middle = torch.bmm(rows, trace.centre.unsqueeze(2)).squeeze(2) + shifts
-    shares = torch.softmax(-middle.detach(), 1)
+    return torch.bmm(rows, trace.centre.unsqueeze(2)).squeeze(2) + shifts
+
+
+def mean_shares(middle: Tensor) -> Tensor:
+    """Weights of the targets in the mean: the gradient of the cross-entropy, up to its size."""
+    return torch.softmax(-middle.detach(), 1)
+
+
+def mean_line(
+    net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor, norms: Norms, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Slope [N, 1, *input] and intercept [N, 1] of a linear lower bound of sum_j shares_j margin_j."""
+    rows, shifts = _rows_of(net, weights, y)
     start, shift = torch.bmm(shares.unsqueeze(1), rows), (shares * shifts).sum(1, keepdim=True)
-    lines = _backward(net.trunk, weights, start, shift, trace.relus, norms, "adaptive")
-    return middle - ((shares * middle).sum(1, keepdim=True) - _least(*lines, region))
+    return _backward(net.trunk, weights, start, shift, trace.relus, norms, "adaptive")
+
+
+def spread(middle: Tensor, shares: Tensor, lower: Tensor) -> Tensor:
+    """The margins less what their mean loses; lower [N, 1]: its bound."""
+    return middle - ((shares * middle).sum(1, keepdim=True) - lower)
 
 
 def _least(slope: Tensor, intercept: Tensor, region: tuple[Tensor, Tensor]) -> Tensor:

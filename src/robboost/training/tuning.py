@@ -21,6 +21,7 @@ from robboost.threat import Threat
 from robboost.training.boosting_certificate import HeldOut, Judged
 from robboost.training.boosting_member import BOUNDS, Objective
 from robboost.training.config import TrainConfig
+from robboost.training.losses import ESTIMATING
 from robboost.training.member import DeviceData
 from robboost.training.pool import Progress, RunOptions, train_members
 from robboost.training.tuning_member import JointMember, Reweighting
@@ -36,8 +37,8 @@ class TuneConfig:
     """How an ensemble is tuned.
 
     Attributes:
-        train: method ("ibp" or "crown-ibp"), radius, epochs, batch, learning rate and so on; its architecture is not
-            read. Members are trained already: warmup=0, ramp=0 and a small lr are a good start.
+        train: method (one of `BOUNDS`), radius, epochs, batch, learning rate and so on; its architecture is not read.
+            Members are trained already: warmup=0, ramp=0 and a small lr are a good start.
         objective: surrogate of the ensemble's margins.
         reweight_every: epochs between exact fits of the weights on the held-out images; 0: the weights stay.
         damping: share of the old weights that such a fit keeps: a member whose weight were zero could not learn.
@@ -53,6 +54,8 @@ class TuneConfig:
     def __post_init__(self) -> None:
         if self.train.method not in BOUNDS:
             raise InputError(f"method={self.train.method!r}: expected one of {', '.join(BOUNDS)} (tuning needs lines)")
+        if self.train.method in ESTIMATING and self.train.crown_share != 1:
+            raise InputError(f"crown_share={self.train.crown_share:g}: expected 1 for method {self.train.method!r}")
         if self.train.batch_norm or self.train.pixel_share != 1:
             raise InputError("batch_norm and pixel_share: expected neither, because the members are finished networks")
         if self.reweight_every < 0:

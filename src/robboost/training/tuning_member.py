@@ -14,11 +14,11 @@ from robboost.data import Dataset
 from robboost.errors import InputError
 from robboost.models import Ensemble
 from robboost.threat import Threat
-from robboost.training.boosting_bounds import Lines, concrete_margins
+from robboost.training.boosting_bounds import concrete_margins
 from robboost.training.boosting_certificate import HeldOut, ensemble_of
-from robboost.training.boosting_member import Objective, lines_of
+from robboost.training.boosting_member import Objective, estimated_margins, lines_of
 from robboost.training.config import TrainConfig
-from robboost.training.losses import Situation
+from robboost.training.losses import ESTIMATING, Situation
 from robboost.training.member import DeviceData, Member
 from robboost.training.network import Network
 from robboost.training.propagation import Norms, box
@@ -117,16 +117,18 @@ class JointMember(Member):
 
     def loss(self, situation: Situation) -> tuple[Tensor, Tensor]:
         batch = situation.batch
-        parts: list[Lines] = []
-        points = torch.zeros((), device=batch.x.device, dtype=batch.x.dtype)
-        for t, (net, weights) in enumerate(self.net.split(situation.weights)):
-            own = replace(situation, net=net, weights=weights, norms=Norms(), running=Norms())
-            parts.append(lines_of(own, self.config.method).scaled(self.coefficients[t]))
-            if situation.settings.mixed:
-                points = points + self.coefficients[t] * own.margins_at(batch.x)
-        margins = concrete_margins(parts, batch.x, box(batch.x, batch.eps, None))
+        members = [
+            (replace(situation, net=net, weights=weights, norms=Norms(), running=Norms()), self.coefficients[t])
+            for t, (net, weights) in enumerate(self.net.split(situation.weights))
+        ]
+        if self.config.method in ESTIMATING:
+            margins = estimated_margins(members, None)
+        else:
+            parts = [lines_of(one, self.config.method).scaled(coefficient) for one, coefficient in members]
+            margins = concrete_margins(parts, batch.x, box(batch.x, batch.eps, None))
         loss = self.objective(margins)
         if situation.settings.mixed:
+            points = torch.stack([coefficient * one.margins_at(batch.x) for one, coefficient in members]).sum(0)
             loss = torch.lerp(self.objective(points), loss, batch.mixture)
         return loss, margins
 
