@@ -123,7 +123,8 @@ def tuned(experiment: Experiment, path: Path, lr: float | None = None) -> Outcom
     found = experiment.rivals(list(start.names), list(start.members))
     fit_minutes = (time.monotonic() - began) / 60
     stage = experiment.config.stages[0]
-    train = _finished_schedule(stage, lr or stage.lr * _TUNING_RATE, f"tuned-{path.name if path.is_dir() else path.stem}")
+    name = path.name if path.is_dir() else path.stem
+    train = _finished_schedule(stage, lr or stage.lr * _TUNING_RATE, f"tuned-{name}")
     config = TuneConfig(train, experiment.config.objective, reweight_every=math.ceil(train.epochs / (_FITS + 1)),
                         bounds=experiment.config.bounds)  # fmt: skip
     options = replace(experiment.options, out=experiment.folder.parent)
