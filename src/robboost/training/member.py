@@ -189,7 +189,7 @@ class Member:
             else:
                 share = self.config.small_box if self.config.method == "sabr" else 1.0
                 eps = torch.tensor(self.config.final_eps * share, device=x.device)
-                intervals(self.net, weights, *box(x, eps, self.net.mask), norms)
+                intervals(self.net, weights, *box(x, eps, self.net.mask), norms, traced=False)
         return norms
 
     def network(self) -> nn.Module:
