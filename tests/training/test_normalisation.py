@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from robboost.training.kernels import absolute, interval_relu
 from robboost.training.network import Network
 from robboost.training.normalisation import normalisation, scaled, scaled_interval
 from robboost.training.propagation import Norms, _intervals, box, interval_margins, intervals, points
@@ -236,3 +237,19 @@ def test_what_lies_in_memory_for_the_gradient() -> None:
         ends = _intervals(net.trunk[:3], weights, absolute, x, torch.rand_like(x), Norms(), None)
     assert len(kept) == 2
     assert not kept & {end.data_ptr() for end in ends}
+
+
+@pytest.mark.parametrize("layouts", [("nchw", "nchw"), ("nhwc", "nchw"), ("holes", "nhwc")])
+def test_the_interval_relu_alone(layouts) -> None:
+    centre, radius, *_ = inputs(5, "nchw", torch.float64, interval=True)
+    given = [laid(t.detach(), layout).requires_grad_(True) for t, layout in zip((centre, radius), layouts, strict=True)]
+    one = torch.ones(5, dtype=torch.float64, device=DEVICE)
+    agree(interval_relu(*given), plain_interval(*given, one, 0 * one, relu=True), given, 1e-11)
+
+
+def test_sizes_of_many_weights() -> None:
+    weights = [laid(normal(*shape, seed=1), "nhwc").to(DEVICE) for shape in ((5, 3, 4, 4), (2, 1, 3, 3))]
+    weights += [normal(4, 7, seed=2).to(DEVICE), torch.zeros(1, 2, device=DEVICE, dtype=torch.float64)]
+    given = [w.requires_grad_(True) for w in weights]
+    agree(absolute(given), [w.abs() for w in given], given, 1e-12)
+    assert absolute([]) == []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
 from typing import NamedTuple
 
 from torch import Tensor
 
+from robboost.training.kernels import fused
 from robboost.training.schedule import BETA1, BETA2
 
 __all__ = ["ADAM_EPS", "AdamState", "adam_step"]
@@ -36,7 +35,7 @@ def adam_step(state: AdamState, gradient: Tensor, length: Tensor, scalars: Tenso
         length: norm of the gradient, a tensor as the host must not wait for it.
         scalars: [3]: step_size, root_scale, averaging (see `schedule.table`).
     """
-    if state.flat.is_cuda or _interpreted():
+    if fused(state.flat):
         from robboost.training import triton_adam
 
         triton_adam.step(state, gradient, length, scalars, clip_norm=clip_norm, least=_LEAST, eps=ADAM_EPS)
@@ -49,9 +48,3 @@ def adam_step(state: AdamState, gradient: Tensor, length: Tensor, scalars: Tenso
     root = state.second_moment.sqrt().mul_(root_scale).add_(ADAM_EPS)
     state.flat.sub_(state.first_moment / root * step_size)
     state.average.lerp_(state.flat, averaging)
-
-
-@cache
-def _interpreted() -> bool:
-    """Triton's own switch: its interpreter runs the kernels on the CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -6,12 +6,12 @@ A normalisation is a pair (scale, shift) [C]: z -> scale z + shift on points, an
 
 from __future__ import annotations
 
-import os
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from robboost.training.kernels import fused
 
 __all__ = ["normalisation", "scaled", "scaled_interval"]
 
@@ -23,7 +23,7 @@ def normalisation(values: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tu
     Whoever goes on should go on from the values returned: their gradient and that of the statistics then become one
     sum in one pass.
     """
-    if _fused(values):
+    if fused(values):
         values = values.contiguous(memory_format=torch.channels_last)
     return _Normalisation.apply(values, gamma, beta, eps)
 
@@ -46,7 +46,7 @@ class _Normalisation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, ...]:
-        if _fused(values):
+        if fused(values):
             from robboost.training import triton_channels
 
             scale, shift, mean, variance = triton_channels.normalisation_forward(values, gamma, beta, eps)
@@ -67,7 +67,7 @@ class _Normalisation(torch.autograd.Function):
         """
         values, gamma, mean, variance = ctx.saved_tensors
         gradient, to_scale, to_shift = gradients[:3]
-        if _fused(values):
+        if fused(values):
             from robboost.training import triton_channels
 
             statistics = mean, variance
@@ -91,7 +91,7 @@ class _Scaled(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> Tensor:
         ctx.relu = relu
         ctx.save_for_backward(values, scale, shift)
-        if _fused(values):
+        if fused(values):
             from robboost.training import triton_channels
 
             return triton_channels.point_forward(values, scale, shift, relu=relu)
@@ -103,7 +103,7 @@ class _Scaled(torch.autograd.Function):
         values, scale, shift = ctx.saved_tensors
         (gradient,) = gradients
         sums = any(ctx.needs_input_grad[1:3])
-        if _fused(values):
+        if fused(values):
             from robboost.training import triton_channels
 
             saved = values, scale, shift
@@ -123,7 +123,7 @@ class _ScaledInterval(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.relu = relu
         ctx.save_for_backward(centre, radius, scale, shift)
-        if _fused(centre):
+        if fused(centre):
             from robboost.training import triton_channels
 
             return triton_channels.interval_forward(centre, radius, scale, shift, relu=relu)
@@ -138,7 +138,7 @@ class _ScaledInterval(torch.autograd.Function):
         centre, radius, scale, shift = ctx.saved_tensors
         to_centre, to_radius = gradients
         sums = any(ctx.needs_input_grad[2:4])
-        if _fused(centre):
+        if fused(centre):
             from robboost.training import triton_channels
 
             both = to_centre, to_radius
@@ -164,13 +164,3 @@ def _wide(vector: Tensor) -> Tensor:
 
 def _summed(values: Tensor) -> Tensor:
     return values.sum(dim=(0, 2, 3))
-
-
-@cache
-def _interpreted() -> bool:
-    """Triton's own switch: its interpreter runs the kernels on the CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-def _fused(values: Tensor) -> bool:
-    return (values.is_cuda or _interpreted()) and values.numel() > 0

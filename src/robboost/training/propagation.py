@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robboost.training.kernels import interval_relu
+from robboost.training.kernels import absolute, interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
 from robboost.training.normalisation import normalisation, scaled, scaled_interval
 
@@ -110,9 +110,11 @@ def intervals(
 
     traced False: without the inputs of the ReLUs, which linear bounds need; they then never lie in memory.
     """
-    absolute = [w.abs() if w.dim() > 1 else w for w in weights]
+    wide = [slot for slot, w in enumerate(weights) if w.dim() > 1 and slot != net.head.weight]
+    sizes = dict(zip(wide, absolute([weights[slot] for slot in wide]), strict=True))
+    sized = [sizes.get(slot, w) for slot, w in enumerate(weights)]
     relus: list[tuple[Tensor, Tensor]] | None = [] if traced else None
-    centre, radius = _intervals(net.trunk, weights, absolute, centre, radius, norms, relus)
+    centre, radius = _intervals(net.trunk, weights, sized, centre, radius, norms, relus)
     return Trace(centre, radius, relus or [])
 
 
@@ -221,7 +223,7 @@ def _points(ops: Sequence[Op], weights: Sequence[Tensor], x: Tensor, norms: Norm
 def _intervals(
     ops: Sequence[Op],
     weights: Sequence[Tensor],
-    absolute: Sequence[Tensor],
+    sized: Sequence[Tensor],
     c: Tensor,
     r: Tensor,
     norms: Norms,
@@ -230,10 +232,10 @@ def _intervals(
     for op, rectified in _joined(ops, join=relus is None):
         match op:
             case Conv():
-                c, r = conv(op, weights, c), conv(op, absolute, r, bias=False)
+                c, r = conv(op, weights, c), conv(op, sized, r, bias=False)
             case Fc():
                 c = F.linear(c, weights[op.weight], weights[op.bias])
-                r = F.linear(r, absolute[op.weight])
+                r = F.linear(r, sized[op.weight])
             case Norm():
                 c, pair = norms.met(op, weights, c)
                 c, r = scaled_interval(c, r, *pair, relu=rectified)
@@ -244,8 +246,8 @@ def _intervals(
             case Flatten():
                 c, r = c.flatten(1), r.flatten(1)
             case Skip():
-                side = conv(op.skip, weights, c), conv(op.skip, absolute, r, bias=False)
-                c, r = _intervals(op.body, weights, absolute, c, r, norms, relus)
+                side = conv(op.skip, weights, c), conv(op.skip, sized, r, bias=False)
+                c, r = _intervals(op.body, weights, sized, c, r, norms, relus)
                 c, r = c + side[0], r + side[1]
     return c, r
 

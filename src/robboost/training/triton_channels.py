@@ -23,6 +23,7 @@ __all__ = [
     "normalisation_forward",
     "point_backward",
     "point_forward",
+    "totals",
 ]
 
 # Numbers of a tile, and the most channels of one: more channels are cut into groups.
@@ -265,14 +266,6 @@ class _Table(NamedTuple):
     def partials(self, model: Tensor) -> Tensor:
         return model.new_empty((self.blocks, 2, self.channels))
 
-    def totals(self, partials: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sums [channels] over all programs."""
-        out = partials.new_empty(partials.shape[1:])
-        width, blocks = out.numel(), triton.next_power_of_2(self.blocks)
-        grid = (_ratio(width, _COLUMNS),)
-        _totals[grid](partials, out, self.blocks, CHANNELS=width, WIDE=_COLUMNS, BLOCKS=blocks)
-        return out[0], out[1]
-
 
 def normalisation_forward(values: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, ...]:
     """Scale, shift, mean and variance [C] of values [N, C, H, W]."""
@@ -349,7 +342,7 @@ def interval_backward(
         RELU=relu,
         SUMS=sums,
     )
-    return *outputs, *(table.totals(partials) if sums else (None, None))
+    return *outputs, *(totals(partials) if sums else (None, None))
 
 
 def point_forward(values: Tensor, scale: Tensor, shift: Tensor, *, relu: bool) -> Tensor:
@@ -380,7 +373,16 @@ def point_backward(
         RELU=relu,
         SUMS=sums,
     )
-    return out, *(table.totals(partials) if sums else (None, None))
+    return out, *(totals(partials) if sums else (None, None))
+
+
+def totals(partials: Tensor) -> Tensor:
+    """Sums over the first dimension, that of programs."""
+    out = partials.new_empty(partials.shape[1:])
+    width, blocks = out.numel(), len(partials)
+    grid = (_ratio(width, _COLUMNS),)
+    _totals[grid](partials, out, blocks, CHANNELS=width, WIDE=_COLUMNS, BLOCKS=triton.next_power_of_2(blocks))
+    return out
 
 
 def channels_last(values: Tensor) -> Tensor:
