@@ -20,7 +20,7 @@ __all__ = ["step"]
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _step(
     flat, average, first_moment, second_moment, gradient, length, scalars,
     count, fresh1, fresh2, clip_norm, least, eps, CLIPPED: tl.constexpr, BLOCK: tl.constexpr,

@@ -15,10 +15,11 @@ from robboost.training.triton_channels import channels_last, totals
 
 __all__ = ["weight_gradient"]
 
-# Pixels of a tile, programs at most, output channels of a program at most.
-_PIXELS = 128
+# Pixels of a tile: fewer where the tiles of both factors would fill the shared memory.
+_PIXELS, _FEWER_PIXELS, _LARGE = 128, 64, 96
 _PROGRAMS = 512
-_WIDEST = 64
+# Output channels of a program at most; products of matrices have sides of at least 16.
+_WIDEST, _LEAST = 64, 16
 
 
 @triton.jit(do_not_specialize=["rows", "zero"])
@@ -60,10 +61,12 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: Sequence[int], stride: i
     x, gradient = channels_last(x), channels_last(gradient)
     outer, channels, kernel, _ = shape
     rows = gradient.numel() // outer
-    tiles = triton.cdiv(rows, _PIXELS)
+    wide = min(max(triton.next_power_of_2(outer), _LEAST), _WIDEST)
+    taps = max(triton.next_power_of_2(kernel * kernel * channels), _LEAST)
+    pixels = _PIXELS if wide + taps <= _LARGE else _FEWER_PIXELS
+    tiles = triton.cdiv(rows, pixels)
     steps = triton.next_power_of_2(triton.cdiv(tiles, _PROGRAMS))
     blocks = triton.cdiv(tiles, steps)
-    wide = min(max(triton.next_power_of_2(outer), 16), _WIDEST)
     partials = x.new_empty((blocks, outer, kernel, kernel, channels))
     _weight_gradient[(blocks, triton.cdiv(outer, wide))](
         x,
@@ -81,9 +84,10 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: Sequence[int], stride: i
         KERNEL=kernel,
         STRIDE=stride,
         PADDING=padding,
-        PIXELS=_PIXELS,
+        PIXELS=pixels,
         WIDE=wide,
-        TAPS=max(triton.next_power_of_2(kernel * kernel * channels), 16),
+        TAPS=taps,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        num_stages=2,
     )
     return totals(partials).permute(0, 3, 1, 2)
