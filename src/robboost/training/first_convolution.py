@@ -24,7 +24,8 @@ def reads_an_image(x: Tensor, weight: Tensor) -> bool:
     """Whether `first_convolution` may stand for the convolution, and is likely to be faster."""
     _, channels, height, width = weight.shape
     small = channels <= _FEW_CHANNELS and height == width and channels * height * width <= _MOST_TAPS
-    return small and not x.requires_grad and weight.requires_grad and fused(x) and x.dtype == torch.float32
+    plain = x.dtype == torch.float32 and x.numel() < 2**31
+    return small and plain and not x.requires_grad and weight.requires_grad and fused(x)
 
 
 def first_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:

@@ -15,8 +15,9 @@ from robboost.training.triton_channels import channels_last, totals
 
 __all__ = ["weight_gradient"]
 
-# Pixels of a tile: fewer where the tiles of both factors would fill the shared memory.
-_PIXELS, _FEWER_PIXELS, _LARGE = 128, 64, 96
+# Numbers of a tile of columns (registers hold them and their addresses), and the pixels of one.
+_TILE = 2048
+_FEWEST, _MOST = 32, 128
 _PROGRAMS = 512
 # Output channels of a program at most; products of matrices have sides of at least 16.
 _WIDEST, _LEAST = 64, 16
@@ -46,7 +47,7 @@ def _weight_gradient(
         y, x = top[:, None] + down[None, :], left[:, None] + right[None, :]
         inside = (row < rows)[:, None] & (tap < KERNEL * KERNEL * CHANNELS)[None, :]
         inside = inside & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-        base = (row // (UP * ACROSS)).to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
+        base = row // (UP * ACROSS) * (HEIGHT * WIDTH * CHANNELS)
         at = base[:, None] + (y * WIDTH + x) * CHANNELS + channel[None, :]
         column = tl.load(image + at, mask=inside, other=0.0)
         known = (row < rows)[:, None] & (out < OUTER)[None, :]
@@ -63,7 +64,7 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: Sequence[int], stride: i
     rows = gradient.numel() // outer
     wide = min(max(triton.next_power_of_2(outer), _LEAST), _WIDEST)
     taps = max(triton.next_power_of_2(kernel * kernel * channels), _LEAST)
-    pixels = _PIXELS if wide + taps <= _LARGE else _FEWER_PIXELS
+    pixels = min(max(_TILE // taps, _FEWEST), _MOST)
     tiles = triton.cdiv(rows, pixels)
     steps = triton.next_power_of_2(triton.cdiv(tiles, _PROGRAMS))
     blocks = triton.cdiv(tiles, steps)
@@ -88,6 +89,6 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: Sequence[int], stride: i
         WIDE=wide,
         TAPS=taps,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-        num_stages=2,
+        num_stages=1,
     )
     return totals(partials).permute(0, 3, 1, 2)
