@@ -55,6 +55,14 @@ def test_values_and_gradients(channels, outer, kernel, stride, padding, height, 
         assert torch.allclose(one, two, rtol=1e-5, atol=2e-6 * factors[:, 0].numel() ** 0.5 * 10)
 
 
+def test_float64_is_left_to_pytorch() -> None:
+    x, weight = normal(2, 3, 6, 6, seed=0).double(), normal(4, 3, 3, 3, seed=1).double().requires_grad_(True)
+    total = first_convolution(x, weight, None, 1, 1).square().sum()
+    exact = F.conv2d(x, weight, None, 1, 1).square().sum()
+    (one,), (two,) = torch.autograd.grad(total, weight), torch.autograd.grad(exact, weight)
+    assert torch.allclose(one, two, rtol=1e-12)
+
+
 def test_where_it_stands_for_the_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fused", lambda values: True)
     image, weight = torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3, requires_grad=True)

@@ -24,8 +24,7 @@ def reads_an_image(x: Tensor, weight: Tensor) -> bool:
     """Whether `first_convolution` may stand for the convolution, and is likely to be faster."""
     _, channels, height, width = weight.shape
     small = channels <= _FEW_CHANNELS and height == width and channels * height * width <= _MOST_TAPS
-    plain = x.dtype == torch.float32 and x.numel() < 2**31
-    return small and plain and not x.requires_grad and weight.requires_grad and fused(x)
+    return small and not x.requires_grad and weight.requires_grad and _taken(x)
 
 
 def first_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -47,10 +46,15 @@ class _FirstConvolution(torch.autograd.Function):
         (x,), (gradient,) = ctx.saved_tensors, gradients
         shape, stride, padding = ctx.form
         to_bias = gradient.sum(dim=(0, 2, 3)) if ctx.needs_input_grad[2] else None
-        if fused(x):
+        if _taken(x):
             from robboost.training import triton_convolution
 
             to_weight = triton_convolution.weight_gradient(x, gradient, shape, stride, padding)
         else:
             to_weight = conv2d_weight(x, shape, gradient, stride=stride, padding=padding)
         return None, to_weight, to_bias, None, None
+
+
+def _taken(x: Tensor) -> bool:
+    """Whether the kernel takes these images: it counts and adds up in 32 bits."""
+    return fused(x) and x.dtype == torch.float32 and x.numel() < 2**31
