@@ -11,8 +11,11 @@ that recorded and plain steps, and GPU kernels and their formulas, agree.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,10 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from robboost.models.architectures import PAPER_MNIST, Residual, build
 from robboost.training import TrainConfig
+from robboost.training.adam import AdamState, adam_step
 from robboost.training.config import load_pool
+from robboost.training.first_convolution import first_convolution
 from robboost.training.kernels import interval_relu
 from robboost.training.member import DeviceData, Member
-from robboost.training.precision import fast_training
+from robboost.training.network import BN_EPS
+from robboost.training.normalisation import normalisation, scaled, scaled_interval
+from robboost.training.precision import fast_training, full_float32
 from robboost.training.turns import Turns
 
 DEEP = "conv 32 3x3/1, conv 32 4x4/2, conv 64 3x3/1, conv 64 4x4/2, conv 64 3x3/1, conv 64 4x4/2, fc 256"
@@ -99,23 +106,82 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def gap(function: Callable[..., Tensor | tuple[Tensor, ...]], tensors: list[Tensor], device: torch.device) -> float:
+    """Largest difference of outputs, and gradients of what needs them, to the same in float64 on the CPU."""
+    results: list[list[Tensor]] = []
+    for kind, where in ((torch.float32, device), (torch.float64, torch.device("cpu"))):
+        inputs = [t.detach().to(where, kind).requires_grad_(t.requires_grad) for t in tensors]
+        found = function(*inputs)
+        outputs = (found,) if isinstance(found, Tensor) else found
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(o.shape, generator=generator).to(where, kind) for o in outputs]
+        total = sum((o * w).sum() for o, w in zip(outputs, weights, strict=True) if o.requires_grad)
+        gradients = torch.autograd.grad(total, [t for t in inputs if t.requires_grad])
+        results.append([t.detach().cpu().double() for t in (*outputs, *gradients)])
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in zip(*results, strict=True))
+
+
+def judge(name: str, gaps: list[float], allowed: float = 1e-5) -> None:
+    print(f"{name}: largest difference to float64 {max(gaps):.1e} in {len(gaps)} cases", flush=True)
+    if not all(found < allowed for found in gaps):
+        raise SystemExit("the kernel is wrong")
+
+
+def on_a_grid(values: Tensor, digits: int) -> Tensor:
+    """Multiples of 2^-digits: with a shift off the grid no value behind the scale is 0, where a ReLU's slope jumps."""
+    return (values * 2**digits).round() / 2**digits
+
+
 def check_kernels(device: torch.device) -> None:
-    """The interval ReLU on the device against its formula in float64, values and gradients."""
+    """Every kernel of a step on the device against its formula in float64, values and gradients."""
     torch.manual_seed(0)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        c, r = torch.randn(7, 5, 9, 11), torch.rand(7, 5, 9, 11)
-        weights = torch.randn(2, 7, 5, 9, 11)
-        results = []
-        for kind, where in ((torch.float32, device), (torch.float64, torch.device("cpu"))):
-            inputs = [t.to(where, kind).contiguous(memory_format=layout).requires_grad_(True) for t in (c, r)]
-            outputs = interval_relu(*inputs)
-            total = sum((o * w.to(where, kind)).sum() for o, w in zip(outputs, weights, strict=True))
-            gradients = torch.autograd.grad(total, inputs)
-            results.append([t.detach().cpu().double() for t in (*outputs, *gradients)])
-        gap = max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
-        print(f"interval ReLU, {layout}: largest difference to float64 {gap:.1e}")
-        if gap > 1e-5:
-            raise SystemExit("the kernel is wrong")
+    gaps: dict[str, list[float]] = {}
+    for channels, layout in itertools.product((1, 5, 32, 48, 130), (torch.contiguous_format, torch.channels_last)):
+        shape = (64, channels, 28, 28) if channels == 32 else (7, channels, 9, 11)
+        ends = [on_a_grid(torch.randn(shape), 8), on_a_grid(torch.rand(shape), 8)]
+        ends = [t.contiguous(memory_format=layout).requires_grad_(True) for t in ends]
+        pair = [on_a_grid(torch.randn(channels), 4), on_a_grid(torch.randn(channels), 12) + 2**-13]
+        cases: list[tuple[str, Callable[..., Tensor | tuple[Tensor, ...]], list[Tensor]]] = []
+        for relu, trained in itertools.product((False, True), repeat=2):
+            both = [t.clone().requires_grad_(trained) for t in pair]
+            name = f"{'trained' if trained else 'fixed'} scale{' and ReLU' if relu else ''}"
+            cases.append((f"interval, {name}", partial(scaled_interval, relu=relu), [*ends, *both]))
+            cases.append((f"points, {name}", partial(scaled, relu=relu), [ends[0], *both]))
+        weights = [t.clone().requires_grad_(True) for t in pair]
+        cases.append(("normalisation", partial(normalisation, eps=BN_EPS), [ends[0], *weights]))
+        apart = (ends[0] + 2**-9).detach().requires_grad_(True)
+        cases.append(("interval ReLU", interval_relu, [apart, ends[1]]))
+        for name, function, tensors in cases:
+            gaps.setdefault(name, []).append(gap(function, tensors, device))
+    for name, found in gaps.items():
+        judge(name, found)
+    check_first_convolution(device)
+    check_adam(device)
+
+
+def check_first_convolution(device: torch.device) -> None:
+    gaps = []
+    for channels, outer, kernel, stride in ((1, 32, 3, 1), (3, 32, 4, 2), (3, 70, 5, 1), (1, 4, 4, 2), (4, 16, 3, 1)):
+        image, weight = torch.rand(64, channels, 28, 28), torch.randn(outer, kernel, kernel, channels)
+        tensors = [image, weight.permute(0, 3, 1, 2).requires_grad_(True)]
+        with full_float32():
+            convolution = partial(first_convolution, bias=None, stride=stride, padding=kernel // 2)
+            gaps.append(gap(convolution, tensors, device))
+    judge("first convolution", gaps, allowed=1e-4)
+
+
+def check_adam(device: torch.device) -> None:
+    """Three steps on the device against PyTorch's operations in float64."""
+    results = []
+    for kind, where in ((torch.float32, device), (torch.float64, torch.device("cpu"))):
+        generator = torch.Generator().manual_seed(2)
+        flat = torch.randn(360_001, generator=generator).to(where, kind)
+        state = AdamState(flat, flat.clone(), torch.zeros_like(flat), torch.zeros_like(flat))
+        for averaging in (1.0, 0.1, 0.7):
+            gradient = torch.randn(len(flat), generator=generator).to(where, kind)
+            adam_step(state, gradient, gradient.norm(), torch.tensor([0.01, 20.0, averaging]).to(flat), clip_norm=5.0)
+        results.append([t.cpu().double() for t in state])
+    judge("Adam", [float((a - b).abs().max()) for a, b in zip(*results, strict=True)])
 
 
 def check_recording(data: DeviceData) -> None:
@@ -123,7 +189,7 @@ def check_recording(data: DeviceData) -> None:
     configs = [
         TrainConfig("K", train_eps=0.1, batch_norm=True, warmup=0, ramp=0.1, epochs=1, clip_norm=1, average=0.9),
         TrainConfig("A", method="mtl-ibp", mixture=0.5, shift=1, warmup=0, ramp=0.1, epochs=1, batch_norm=True),
-        TrainConfig("A", method="crown-ibp", mixture=0.5, warmup=0, ramp=0.1, epochs=1),
+        TrainConfig("A", method="crown-ibp", mixture=0.5, warmup=0, ramp=0.1, epochs=1, batch_norm=True),
         TrainConfig("B", method="sabr", attack_steps=2, warmup=0, ramp=0.1, epochs=1, seed=3),
         TrainConfig("A", method="wong-kolter", batch=64, warmup=0, ramp=0.1, epochs=1, init="default"),
         TrainConfig("K", method="wong-kolter", batch=64, projections=31, warmup=0, ramp=0.1, epochs=1, init="default"),
@@ -140,9 +206,9 @@ def check_recording(data: DeviceData) -> None:
         turns.synchronize()
         flats.append([torch.cat([m.flat.detach(), m.average, m.log[0]]) for m in members])
     for config, plain, recorded in zip(configs, *flats, strict=True):
-        gap = float((plain - recorded).abs().max())
-        print(f"recorded against plain steps, {config.label}: largest difference {gap:.1e}")
-        if not gap < 1e-3:
+        apart = float((plain - recorded).abs().max())
+        print(f"recorded against plain steps, {config.label}: largest difference {apart:.1e}")
+        if not apart < 1e-3:
             raise SystemExit("recorded steps are wrong")
 
 

@@ -147,7 +147,8 @@ def lines_of(situation: Situation, method: str) -> Lines:
     the margin is one, too.
     """
     net, batch = situation.net, situation.batch
-    trace = intervals(net, situation.weights, *box(batch.x, batch.eps, net.mask), situation.norms)
+    region = box(batch.x, batch.eps, net.mask)
+    trace = intervals(net, situation.weights, *region, situation.norms, traced=method != "ibp")
     if method == "ibp":
         return Lines(None, interval_margins(net, situation.weights, trace, batch.y))
     lines = linear_bounds(net, situation.weights, trace, batch.y, situation.norms, "adaptive")

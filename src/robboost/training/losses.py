@@ -90,7 +90,7 @@ class Situation:
 
     def interval_margins(self, x: Tensor, eps: Tensor) -> Tensor:
         """Interval lower bounds of the margins on the box of radius eps around x."""
-        trace = intervals(self.net, self.weights, *box(x, eps, self.net.mask), self.norms)
+        trace = intervals(self.net, self.weights, *box(x, eps, self.net.mask), self.norms, traced=False)
         return interval_margins(self.net, self.weights, trace, self.batch.y)
 
 

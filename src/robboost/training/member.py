@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robboost.errors import InputError
+from robboost.training.adam import AdamState, adam_step
 from robboost.training.config import TrainConfig
 from robboost.training.dual import source_sizes
 from robboost.training.losses import LOSSES, Batch, LossSettings, Situation
 from robboost.training.network import Network, pixel_mask
 from robboost.training.precision import full_float32
 from robboost.training.propagation import Norms, box, intervals, points
-from robboost.training.schedule import BETA1, BETA2, table
+from robboost.training.schedule import table
 
 __all__ = ["LOG", "DeviceData", "Member"]
 
 # What a step adds to its epoch's row of the log.
 LOG = ("loss", "robust", "gradient")
-_ADAM_EPS = 1e-8
 _NORM_MOMENTUM = 0.1
 _NORM_IMAGES = 4096
 _ATTACKING = ("adversarial", "mtl-ibp", "cc-ibp", "sabr")
@@ -189,7 +189,7 @@ class Member:
             else:
                 share = self.config.small_box if self.config.method == "sabr" else 1.0
                 eps = torch.tensor(self.config.final_eps * share, device=x.device)
-                intervals(self.net, weights, *box(x, eps, self.net.mask), norms)
+                intervals(self.net, weights, *box(x, eps, self.net.mask), norms, traced=False)
         return norms
 
     def network(self) -> nn.Module:
@@ -203,7 +203,7 @@ class Member:
     def _batch(self) -> Batch:
         position = self.step_count % self.steps_per_epoch
         scalars = self.table.index_select(0, self.step_count).view(-1)
-        self._step_size, self._root_scale, self._averaging = scalars[3], scalars[4], scalars[5]
+        self._scalars = scalars[3:6]
         chosen = self.order.index_select(0, position).view(-1)
         x = self._images(chosen, position).permute(0, 3, 1, 2)
         noise = x
@@ -234,11 +234,6 @@ class Member:
         if self._decayed is not None:
             gradient = gradient + self._decayed * self.flat.sign()
         length = gradient.norm()
-        if self.config.clip_norm:
-            gradient = gradient * (self.config.clip_norm / (length + 1e-6)).clamp(max=1)
-        self.first_moment.lerp_(gradient, 1 - BETA1)
-        self.second_moment.lerp_(gradient * gradient, 1 - BETA2)
-        root = self.second_moment.sqrt().mul_(self._root_scale).add_(_ADAM_EPS)
-        self.flat.sub_(self.first_moment / root * self._step_size)
-        self.average.lerp_(self.flat, self._averaging)
+        state = AdamState(self.flat, self.average, self.first_moment, self.second_moment)
+        adam_step(state, gradient, length, self._scalars, clip_norm=self.config.clip_norm)
         return length

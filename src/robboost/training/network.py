@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from robboost.errors import InputError
 from robboost.models.architectures import Residual, build
 from robboost.models.layers import PixelMask
+from robboost.training.first_convolution import first_convolution, reads_an_image
 
 __all__ = [
     "BN_EPS",
@@ -267,7 +268,10 @@ class Network:
 def conv(op: Conv, weights: Sequence[Tensor], x: Tensor, *, bias: bool = True) -> Tensor:
     """The convolution of `op` on x; bias False: of a radius, which no shift moves."""
     shift = weights[op.bias] if bias and op.bias is not None else None
-    return F.conv2d(x, weights[op.weight], shift, stride=op.stride, padding=op.padding)
+    weight = weights[op.weight]
+    if reads_an_image(x, weight):
+        return first_convolution(x, weight, shift, op.stride, op.padding)
+    return F.conv2d(x, weight, shift, stride=op.stride, padding=op.padding)
 
 
 def _walk(ops: Sequence[Op]) -> list[Op]:

@@ -6,15 +6,16 @@ saved network, by `robboost.margin_bounds`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robboost.training.kernels import interval_relu
+from robboost.training.kernels import absolute, interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
+from robboost.training.normalisation import normalisation, scaled, scaled_interval
 
 __all__ = [
     "Norms",
@@ -53,18 +54,22 @@ class Norms:
     @classmethod
     def running(cls, net: Network, weights: Sequence[Tensor], means: Tensor, variances: Tensor) -> Norms:
         """From running statistics, all normalisations' channels in one vector each."""
-        norms, start = cls(), 0
-        for op in _norms(net.trunk):
-            part = slice(start, start + op.channels)
-            start += op.channels
-            norms._set(op, weights, means[part], variances[part])
+        norms, found = cls(), _norms(net.trunk)
+        sizes = [op.channels for op in found]
+        gammas, betas = (torch.cat([weights[slot] for slot in slots]) for slots in _slots(found))
+        scales = gammas * torch.rsqrt(variances + BN_EPS)
+        shifts = betas - means * scales
+        parts = (vector.split(sizes) for vector in (scales, shifts, means, variances))
+        for op, scale, shift, mean, variance in zip(found, *parts, strict=True):
+            norms._set(op, scale, shift, mean, variance)
         return norms
 
-    def of(self, op: Norm, weights: Sequence[Tensor], values: Tensor) -> Scale:
+    def met(self, op: Norm, weights: Sequence[Tensor], values: Tensor) -> tuple[Tensor, Scale]:
+        """The values as they came, to go on from (see `normalisation`), and the pair to apply to them."""
         if op.index not in self.pairs:
-            variance, mean = torch.var_mean(values, dim=(0, 2, 3), correction=0)
-            self._set(op, weights, mean, variance)
-        return self.pairs[op.index]
+            values, *found = normalisation(values, weights[op.gamma], weights[op.beta], BN_EPS)
+            self._set(op, *found)
+        return values, self.pairs[op.index]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Means and variances of all normalisations in one vector each, without gradient."""
@@ -77,15 +82,14 @@ class Norms:
     def in_order(self) -> list[Scale]:
         return [self.pairs[i] for i in sorted(self.pairs)]
 
-    def _set(self, op: Norm, weights: Sequence[Tensor], mean: Tensor, variance: Tensor) -> None:
-        scale = weights[op.gamma] * torch.rsqrt(variance + BN_EPS)
-        self.pairs[op.index] = (scale, weights[op.beta] - mean * scale)
+    def _set(self, op: Norm, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor) -> None:
+        self.pairs[op.index] = (scale, shift)
         self.means[op.index], self.variances[op.index] = mean, variance
 
 
 @dataclass
 class Trace:
-    """What an interval pass leaves behind: the last hidden interval and that of every ReLU's input, in order."""
+    """What an interval pass leaves behind: the last hidden interval and, if traced, every ReLU's input in order."""
 
     centre: Tensor
     radius: Tensor
@@ -105,12 +109,19 @@ def points(net: Network, weights: Sequence[Tensor], x: Tensor, norms: Norms) -> 
     return F.linear(_points(net.trunk, weights, x, norms), weights[net.head.weight], weights[net.head.bias])
 
 
-def intervals(net: Network, weights: Sequence[Tensor], centre: Tensor, radius: Tensor, norms: Norms) -> Trace:
-    """Interval bounds up to the last hidden layer: W centre + b and |W| radius, layer by layer."""
-    absolute = [w.abs() if w.dim() > 1 else w for w in weights]
-    relus: list[tuple[Tensor, Tensor]] = []
-    centre, radius = _intervals(net.trunk, weights, absolute, centre, radius, norms, relus)
-    return Trace(centre, radius, relus)
+def intervals(
+    net: Network, weights: Sequence[Tensor], centre: Tensor, radius: Tensor, norms: Norms, *, traced: bool = True
+) -> Trace:
+    """Interval bounds up to the last hidden layer: W centre + b and |W| radius, layer by layer.
+
+    traced False: without the inputs of the ReLUs, which linear bounds need; they then never lie in memory.
+    """
+    wide = [slot for slot, w in enumerate(weights) if w.dim() > 1 and slot != net.head.weight]
+    sizes = dict(zip(wide, absolute([weights[slot] for slot in wide]), strict=True))
+    sized = [sizes.get(slot, w) for slot, w in enumerate(weights)]
+    relus: list[tuple[Tensor, Tensor]] | None = [] if traced else None
+    centre, radius = _intervals(net.trunk, weights, sized, centre, radius, norms, relus)
+    return Trace(centre, radius, relus or [])
 
 
 def interval_margins(net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor) -> Tensor:
@@ -265,16 +276,31 @@ def _norms(ops: Sequence[Op]) -> list[Norm]:
     return found
 
 
+def _slots(norms: Sequence[Norm]) -> tuple[list[int], list[int]]:
+    return [op.gamma for op in norms], [op.beta for op in norms]
+
+
+def _joined(ops: Sequence[Op], *, join: bool) -> Iterator[tuple[Op, bool]]:
+    """Each operation; with `join`, a ReLU right behind a normalisation is not one of its own: True marks the latter."""
+    behind = False
+    for op, following in zip(ops, [*ops[1:], None], strict=True):
+        if not behind:
+            behind = join and isinstance(op, Norm) and isinstance(following, Relu)
+            yield op, behind
+        else:
+            behind = False
+
+
 def _points(ops: Sequence[Op], weights: Sequence[Tensor], x: Tensor, norms: Norms) -> Tensor:
-    for op in ops:
+    for op, rectified in _joined(ops, join=True):
         match op:
             case Conv():
                 x = conv(op, weights, x)
             case Fc():
                 x = F.linear(x, weights[op.weight], weights[op.bias])
             case Norm():
-                scale, shift = norms.of(op, weights, x)
-                x = torch.addcmul(shift.view(1, -1, 1, 1), x, scale.view(1, -1, 1, 1))
+                x, pair = norms.met(op, weights, x)
+                x = scaled(x, *pair, relu=rectified)
             case Relu():
                 x = torch.relu(x)
             case Flatten():
@@ -287,31 +313,31 @@ def _points(ops: Sequence[Op], weights: Sequence[Tensor], x: Tensor, norms: Norm
 def _intervals(
     ops: Sequence[Op],
     weights: Sequence[Tensor],
-    absolute: Sequence[Tensor],
+    sized: Sequence[Tensor],
     c: Tensor,
     r: Tensor,
     norms: Norms,
-    relus: list[tuple[Tensor, Tensor]],
+    relus: list[tuple[Tensor, Tensor]] | None,
 ) -> tuple[Tensor, Tensor]:
-    for op in ops:
+    for op, rectified in _joined(ops, join=relus is None):
         match op:
             case Conv():
-                c, r = conv(op, weights, c), conv(op, absolute, r, bias=False)
+                c, r = conv(op, weights, c), conv(op, sized, r, bias=False)
             case Fc():
                 c = F.linear(c, weights[op.weight], weights[op.bias])
-                r = F.linear(r, absolute[op.weight])
+                r = F.linear(r, sized[op.weight])
             case Norm():
-                scale, shift = norms.of(op, weights, c)
-                c = torch.addcmul(shift.view(1, -1, 1, 1), c, scale.view(1, -1, 1, 1))
-                r = r * scale.abs().view(1, -1, 1, 1)
+                c, pair = norms.met(op, weights, c)
+                c, r = scaled_interval(c, r, *pair, relu=rectified)
             case Relu():
-                relus.append((c, r))
+                if relus is not None:
+                    relus.append((c, r))
                 c, r = interval_relu(c, r)
             case Flatten():
                 c, r = c.flatten(1), r.flatten(1)
             case Skip():
-                side = conv(op.skip, weights, c), conv(op.skip, absolute, r, bias=False)
-                c, r = _intervals(op.body, weights, absolute, c, r, norms, relus)
+                side = conv(op.skip, weights, c), conv(op.skip, sized, r, bias=False)
+                c, r = _intervals(op.body, weights, sized, c, r, norms, relus)
                 c, r = c + side[0], r + side[1]
     return c, r
 
