@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from training_dual import check_dual_kernels
+
 from robboost.models.architectures import PAPER_MNIST, Residual, build
 from robboost.training import TrainConfig
 from robboost.training.config import load_pool
@@ -116,6 +118,7 @@ def check_kernels(device: torch.device) -> None:
         print(f"interval ReLU, {layout}: largest difference to float64 {gap:.1e}")
         if gap > 1e-5:
             raise SystemExit("the kernel is wrong")
+    check_dual_kernels(device)
 
 
 def check_recording(data: DeviceData) -> None:

@@ -8,9 +8,10 @@ import os
 import pytest
 import torch
 
-from robboost.training import dual_plain
+from robboost.training import TrainConfig, dual_kernels, dual_plain
 from robboost.training.dual_kernels import relax_rows, relu_estimated, relu_given
 from robboost.training.dual_plain import relaxation
+from robboost.training.member import DeviceData, Member
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -164,3 +165,26 @@ def test_kernels_of_rows(shape, count, rule, last, dtype) -> None:
         on_device((rows, centre, radius), dtype), *on_device((to_passed, to_lost), dtype), rule
     )
     close(found, wanted, dtype)
+
+
+@gpu
+@needs_triton
+@pytest.mark.parametrize("projections", [0, 7])
+def test_a_step_with_the_kernels_is_a_step_without(projections: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from robboost.training import dual_triton
+
+    structure = "[conv 4 4x4/2, conv 4 3x3/1, conv 4 3x3/1], conv 3 3x3/1, fc 9"
+    images, labels = torch.rand(24, 2, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 10
+    chosen = {"method": "wong-kolter", "projections": projections, "train_eps": 0.1, "warmup": 0.0, "ramp": 0.0}
+    config = TrainConfig(structure, **chosen, init="default", batch=12, epochs=1)
+    results = []
+    for module in (dual_plain, dual_triton):
+        monkeypatch.setattr(dual_kernels, "_twin", lambda tensor, module=module: module)
+        member = Member(config, DeviceData.of(images, labels, pad=0, classes=10, device=torch.device(DEVICE)))
+        member.begin_epoch(0)
+        for _ in range(2):
+            member.step()
+        results.append((member.first_moment, member.log))
+    for plain, kernels in zip(*results, strict=True):
+        assert torch.allclose(plain, kernels, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
+    assert results[0][0].abs().max() > 0

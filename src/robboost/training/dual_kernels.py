@@ -80,8 +80,9 @@ def relu_given(centre: Tensor, radius: Tensor, columns: Tensor, fresh: Tensor) -
 
 
 def relax_rows(rows: Tensor, centre: Tensor, radius: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    """Rows [N, T, ...] before a ReLU on [centre +- radius] [N or 1, ...] from those behind it, and what they lose [N, T].
+    """Rows [N, T, ...] before a ReLU from those behind it, and what they lose [N, T].
 
+    The ReLU's inputs lie in [centre +- radius], radius [N or 1, ...].
     <rows, relu(z)> >= <passed, z> + lost with passed = rows+ * low + rows- * up, lost = <rows-, shift>, for the lines
     of `dual_plain.relaxation`.
     """

@@ -41,9 +41,9 @@ def relaxation(centre: Tensor, radius: Tensor, rule: str) -> tuple[Tensor, Tenso
 def cauchy_scale(columns: Tensor) -> tuple[Tensor, Tensor]:
     """c and g + c for the scale g of Cauchy numbers v [K, ...]: exp(mean log sqrt(v^2 + c^2)) estimates g + c.
 
-    For a Cauchy number of scale g is E log sqrt(v^2 + c^2) = log(g + c), so this is consistent for any c. At c = 0 it is
-    the geometric mean of Wong et al., whose gradient has a pole wherever a number is near 0; c of half that mean, held
-    fixed, bounds the gradient, and every number takes part (in a median: one).
+    Consistent for any c, since E log sqrt(v^2 + c^2) = log(g + c). At c = 0 it is the geometric mean of Wong et al.,
+    whose gradient has a pole wherever a number is near 0; c of half that mean, held fixed, bounds the gradient, and
+    every number takes part (in a median: one).
     """
     squares = columns * columns
     offset = (0.5 * torch.log(squares + TINY).mean(0)).exp().mul(0.5).clamp(min=LEAST)

@@ -1,7 +1,7 @@
 """The GPU kernels of `dual_kernels` (formulas: `dual_plain`): a program owns some neurons and all their columns.
 
-Sums over columns, rows and examples are thus taken in one fixed order. Inner dimensions [C, H, W] lie in memory as those
-of the centre do, channels last as a rule; what comes in another order is copied.
+Sums over columns, rows and examples are thus taken in one fixed order. Inner dimensions [C, H, W] lie in memory as
+those of the centre do, channels last as a rule; what comes in another order is copied.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def"
@@ -133,7 +133,7 @@ def _columns_backward(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """SPAN examples one after the other; their columns' gradients are added up in `out_columns` [count, groups, size]."""
+    """SPAN examples one after the other, whose gradients of columns are added up: [count, groups, size]."""
     group = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
@@ -376,8 +376,8 @@ def _ordered(tensor: Tensor, centre: Tensor) -> Tensor:
 
 def _radius(radius: Tensor, centre: Tensor) -> tuple[Tensor, int]:
     """The radius in the order of `centre`, and the step from example to example: 0 where all share it."""
-    if radius.stride(0) == 0 and _lies(radius[0], centre.stride()[1:]):
-        return radius, 0
+    if radius.stride(0) == 0:
+        return _ordered(radius[:1], centre), 0
     return _ordered(radius, centre), centre[0].numel()
 
 
