@@ -273,7 +273,7 @@ def rows_forward(rows: Tensor, centre: Tensor, radius: Tensor, rule: str) -> tup
         rows, centre, radius, passed, lost, count, size, step,
         SAME=rule == "same-slope", ROWS=height, BLOCK=block, num_warps=_WARPS,
     )  # fmt: skip
-    return passed, lost.sum(2)
+    return passed, lost[:, :, 0] if blocks == 1 else lost.sum(2)
 
 
 def rows_backward(
