@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from training_dual import check_dual_kernels
+
 from robboost.models.architectures import PAPER_MNIST, Residual, build
 from robboost.training import TrainConfig
 from robboost.training.adam import AdamState, adam_step
@@ -182,6 +184,7 @@ def check_adam(device: torch.device) -> None:
             adam_step(state, gradient, gradient.norm(), torch.tensor([0.01, 20.0, averaging]).to(flat), clip_norm=5.0)
         results.append([t.cpu().double() for t in state])
     judge("Adam", [float((a - b).abs().max()) for a, b in zip(*results, strict=True)])
+    check_dual_kernels(device)
 
 
 def check_recording(data: DeviceData) -> None:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from robboost.bounds import margin_bounds
 from robboost.threat import Threat
 from robboost.training import TrainConfig, dual
-from robboost.training.dual import ball, cauchy_scale, dual_trace, source_sizes
+from robboost.training.dual import ball, dual_trace, source_sizes
+from robboost.training.dual_kernels import relu_estimated
 from robboost.training.losses import Batch, LossSettings, Situation, wong_kolter
 from robboost.training.member import DeviceData, Member
 from robboost.training.network import Network, pixel_mask
@@ -122,6 +123,10 @@ def test_bounds_enclose_what_the_network_does_and_lie_within_intervals_in_the_se
         inside = intervals(net, weights, threat.sample(X), torch.zeros_like(X), norms)
         for (centre, radius), (value, _) in zip(trace.relus, inside.relus, strict=True):
             assert ((value - centre).abs() <= radius + 1e-9).all()
+
+
+def cauchy_scale(columns: torch.Tensor) -> torch.Tensor:
+    return relu_estimated(columns[:1], columns.unsqueeze(1), torch.zeros_like(columns).unsqueeze(1))[0][0]
 
 
 def test_the_scale_of_cauchy_numbers() -> None:

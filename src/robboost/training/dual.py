@@ -23,32 +23,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from robboost.training.dual_kernels import relu_estimated, relu_given
+from robboost.training.dual_plain import relaxation
 from robboost.training.network import Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
-from robboost.training.propagation import Norms, Trace, relaxation, transposed
+from robboost.training.propagation import Norms, Trace, transposed
 
-__all__ = ["ball", "cauchy_scale", "dual_trace", "source_sizes"]
+__all__ = ["ball", "dual_trace", "source_sizes"]
 
 # Numbers of one tensor of a backward pass: what does not fit is passed in parts, and passed again for the gradient.
 _CHUNK = 2**27
-# Where all columns are 0 so is their scale, with gradient 0.
-_TINY, _LEAST = 1e-30, 1e-12
 
 
 def ball(x: Tensor, eps: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Centre [N, ...] and radius [1, ...] of {x' : |x' - x| <= eps} without a box, behind the mask."""
     radius = eps.expand(1, *x.shape[1:])
     return (x, radius) if mask is None else (x * mask, radius * mask)
-
-
-def cauchy_scale(columns: Tensor) -> Tensor:
-    """Scale g of Cauchy numbers v [K, ...]: exp(mean log sqrt(v^2 + c^2)) - c, as E log sqrt(v^2 + c^2) = log(g + c).
-
-    Consistent for any c. At c = 0 it is the geometric mean of Wong et al., whose gradient has a pole wherever a number
-    is near 0; c of half that mean, held fixed, bounds the gradient, and every number takes part (in a median: one).
-    """
-    squares = columns * columns
-    c = (0.5 * torch.log(squares.detach() + _TINY).mean(0)).exp().mul(0.5).clamp(min=_LEAST)
-    return ((0.5 * torch.log(squares + c * c).mean(0)).exp() - c).clamp(min=0)
 
 
 def source_sizes(net: Network) -> list[int]:
@@ -123,22 +112,22 @@ class _Run:
         return c, streams
 
     def _relu(self, op: Relu, c: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        radius = self._radius(op, streams).expand_as(c)
-        self.relus.append((c, radius))
-        slope, _, shift = relaxation(c, radius, "same-slope")
-        half = shift / 2
-        if streams is not None:
-            assert self.noise is not None
-            fresh = _columns(self.noise[op.index + 1], c.shape[1:])
-            streams = torch.addcmul(fresh * half, self._split(streams), slope).flatten(0, 1)
-        return c * slope + half, streams
-
-    def _radius(self, op: Relu, streams: Tensor | None) -> Tensor:
-        """[N or 1, ...]: exact for the first layer in any case, since that costs one convolution."""
         prefix, shape = self.prefixes[op.index]
-        if streams is None or _is_layer(prefix):
-            return self._exact(prefix, shape)
-        return cauchy_scale(self._split(streams))
+        if streams is None:
+            radius = self._exact(prefix, shape).expand_as(c)
+            self.relus.append((c, radius))
+            slope, _, shift = relaxation(c, radius, "same-slope")
+            return c * slope + shift / 2, None
+        assert self.noise is not None
+        columns, fresh = self._split(streams), _columns(self.noise[op.index + 1], shape)
+        if _is_layer(prefix):
+            # The first layer is exact in any case, since that costs one convolution.
+            radius = self._of_layer(prefix).expand_as(c)
+            centre, columns = relu_given(c, radius, columns, fresh)
+        else:
+            radius, centre, columns = relu_estimated(c, columns, fresh)
+        self.relus.append((c, radius))
+        return centre, columns.flatten(0, 1)
 
     def _split(self, streams: Tensor) -> Tensor:
         assert self.noise is not None

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robboost.training.dual_kernels import relax_rows
 from robboost.training.kernels import absolute, interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
 from robboost.training.normalisation import normalisation, scaled, scaled_interval
@@ -31,7 +32,6 @@ __all__ = [
     "mean_shares",
     "middle_margins",
     "points",
-    "relaxation",
     "spread",
     "transposed",
 ]
@@ -342,18 +342,6 @@ def _intervals(
     return c, r
 
 
-def relaxation(centre: Tensor, radius: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Slope of the lower line (through 0), slope and intercept of the upper line of ReLU on [centre +- radius]."""
-    lower, upper = centre - radius, centre + radius
-    unstable = (lower < 0) & (upper > 0)
-    active = (lower >= 0).to(lower.dtype)
-    width = torch.where(unstable, upper - lower, torch.ones_like(upper))
-    up_slope = torch.where(unstable, upper / width, active)
-    up_shift = torch.where(unstable, -upper * lower / width, torch.zeros_like(upper))
-    low_slope = up_slope if rule == "same-slope" else torch.where(unstable, (upper > -lower).to(lower.dtype), active)
-    return low_slope, up_slope, up_shift
-
-
 def _backward(
     ops: Sequence[Op],
     weights: Sequence[Tensor],
@@ -381,15 +369,8 @@ def _backward(
                     intercept = intercept + torch.einsum("nkchw,c->nk", slope, weights[op.bias])
                 slope = transposed(op, weights, slope)
             case Relu():
-                low, up, shift = relaxation(*relus[op.index], rule)
-                negative = slope.clamp(max=0)
-                intercept = intercept + torch.bmm(negative.flatten(2), shift.flatten(1).unsqueeze(2)).squeeze(2)
-                # slope+ * low + slope- * up, with one product where both lines have the same slope
-                slope = (
-                    slope * low.unsqueeze(1)
-                    if up is low
-                    else slope * low.unsqueeze(1) + negative * (up - low).unsqueeze(1)
-                )
+                slope, lost = relax_rows(slope, *relus[op.index], rule)
+                intercept = intercept + lost
             case Skip():
                 side = transposed(op.skip, weights, slope)
                 if op.skip.bias is not None:
