@@ -262,11 +262,6 @@ def main() -> None:
     parser.add_argument("--recipes", default="", help="only time these pool files or recipes")
     options = parser.parse_args()
     device = torch.device(options.device)
-    if options.recipes:
-        with fast_training():
-            for name in options.recipes.split(","):
-                measure_recipe(name, device, options)
-        return
     images, labels = torch.rand(options.images, 1, 28, 28), torch.randint(10, (options.images,))
     data = DeviceData.of(images, labels, pad=1, classes=10, device=device)
     bare = DeviceData.of(images, labels, pad=0, classes=10, device=device)
@@ -274,6 +269,10 @@ def main() -> None:
         if device.type == "cuda":
             check_kernels(device)
             check_recording(data)
+        if options.recipes:
+            for name in options.recipes.split(","):
+                measure_recipe(name, device, options)
+            return
         pools = {
             "paper A-L": ([*PAPER_MNIST], False),
             "paper A-L, batch norm": ([*PAPER_MNIST], True),
