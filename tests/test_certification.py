@@ -5,13 +5,16 @@ import torch
 from small_pools import examples, pool
 from torch import nn
 
-from robboost import Ensemble, InputError, SoundnessError, Threat, attack, certify
+from robboost import Ensemble, InputError, SoundnessError, Threat, attack, certify, proofs
+from robboost.attacks import AttackSettings
 from robboost.certification import certify_joint
-from robboost.mixtures import mix_margins, pool_bounds, prove, target_classes
+from robboost.mixtures import mix_margins, pool_bounds, target_classes
+from robboost.proofs import prove
 
 POOL = pool()
 X, Y = examples(40, seed=7)
 METHODS = ["ibp", "crown-ibp", "same-slope", "crown", "tightest", "ibp+crown"]
+STAGED = ["ibp>crown", "ibp>crown-ibp>alpha-crown", "ibp>ibp+same-slope"]
 
 
 def linear(weight, bias=None):
@@ -51,7 +54,7 @@ def test_scales_divide_and_box_counts():
     assert not certify(member, x, y, Threat(0.1, "l2", (0.0, 1.0)), method="crown").box_used
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *STAGED])
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_no_point_of_the_set_is_below_the_bound(method, norm):
     threat = Threat({"linf": 0.04, "l2": 0.2, "l1": 0.5}[norm], norm, (0.0, 1.0))
@@ -85,6 +88,66 @@ def test_several_methods_are_never_worse_than_each():
     best = certify(ensemble, X, Y, threat, method="ibp+crown-ibp+crown").margins
     for method in ("ibp", "crown-ibp", "crown"):
         assert (best >= certify(ensemble, X, Y, threat, method=method).margins - 1e-12).all()
+
+
+@pytest.mark.parametrize("method", STAGED)
+def test_a_later_stage_bounds_what_is_open_as_one_network(method):
+    threat = Threat(0.15, clip=(0.0, 1.0))
+    ensemble = Ensemble(POOL, [0.5, 0.3, 0.2], [2.0, 1.0, 3.0])
+    found = certify(ensemble, X, Y, threat, method=method)
+    first, *others = method.split(">")
+    wanted = certify(ensemble, X, Y, threat, method=first)
+    certified, margins, counted = wanted.certified.clone(), wanted.margins.clone(), 0
+    fooled = attack(ensemble, X, Y, threat, settings=AttackSettings(steps=20, restarts=1)).success
+    for stage in others:
+        joint = certify_joint(ensemble, X, Y, threat, method=stage)
+        new = joint.certified & ~certified & ~fooled
+        margins[new] = joint.margins[new]
+        certified |= new
+        counted += int(new.sum())
+    assert torch.equal(found.certified, certified)
+    assert torch.allclose(found.margins, margins, atol=1e-6)
+    assert found.later == counted > 0
+    assert f"{counted} certified by later stages" in str(found)
+    assert wanted.later == 0
+
+
+def test_a_stage_is_not_spent_on_what_is_decided(monkeypatch):
+    threat, seen = Threat(0.15, clip=(0.0, 1.0)), []
+    right = proofs._bounded
+
+    def counted(pool, x, y, threat, mixes, method, *others):
+        seen.append((method, len(x)))
+        return right(pool, x, y, threat, mixes, method, *others)
+
+    monkeypatch.setattr(proofs, "_bounded", counted)
+    first = certify(POOL[0], X, Y, threat, method="ibp")
+    fooled = attack(POOL[0], X, Y, threat, settings=AttackSettings(steps=20, restarts=1)).success
+    left = int((first.correct & ~first.certified & ~fooled).sum())
+    seen.clear()
+    certify(POOL[0], X, Y, threat, method="ibp>crown")
+    assert [count for method, count in seen if method == "crown"] == [left]
+    assert 0 < left < int((~first.certified).sum())
+    seen.clear()
+    assert certify(POOL[0], X, Y, Threat(0.0), method="ibp>crown").later == 0
+    assert [method for method, _ in seen] == ["ibp"]
+
+
+def test_verdicts_of_mixes_are_refined_each_for_itself():
+    threat = Threat(0.15, clip=(0.0, 1.0))
+    mixes = [torch.tensor(mix, dtype=torch.float64) for mix in ([1.0, 0.0, 0.0], [0.2, 0.5, 0.9])]
+    together = prove(POOL, X, Y, threat, mixes, method="ibp>crown")
+    for position, mix in enumerate(mixes):
+        alone = prove(POOL, X, Y, threat, [mix], method="ibp>crown")
+        assert torch.equal(together.certified[position], alone.certified[0])
+        assert torch.allclose(together.margins[position], alone.margins[0])
+        assert together.later[position] == alone.later[0] > 0
+
+
+@pytest.mark.parametrize("method", ["crown>", ">crown", "crown> >ibp"])
+def test_an_empty_stage_is_refused(method):
+    with pytest.raises(InputError, match="expected methods joined by '>'"):
+        certify(POOL[0], X, Y, Threat(0.1), method=method)
 
 
 def test_tightest_of_each_member_is_among_the_ways():

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from robboost.errors import InputError
 from robboost.inputs import check_examples
 from robboost.intervals import Share
-from robboost.mixtures import Progress, prove
+from robboost.mixtures import Progress
 from robboost.models import Ensemble
+from robboost.proofs import prove
 from robboost.threat import Threat
 
 __all__ = ["Certificate", "certify"]
@@ -34,6 +35,7 @@ class Certificate:
         method: of the bounds.
         precision: the arithmetic of the bounds (margins are summed in float64).
         rechecked: number of examples whose decision was close and was made in float64.
+        later: number of examples that only a later stage of `method` certified.
     """
 
     margins: Tensor = field(repr=False)
@@ -44,6 +46,7 @@ class Certificate:
     precision: str
     box_used: bool
     rechecked: int = 0
+    later: int = 0
 
     @property
     def verified_error(self) -> float:
@@ -76,6 +79,7 @@ class Certificate:
             "precision": self.precision,
             "box_used": self.box_used,
             "rechecked": self.rechecked,
+            "certified_by_later_stages": self.later,
             "verified_error": self.verified.to_dict(),
             "targeted_verified_error": self.targeted_verified_error,
             "clean_error": self.clean.to_dict(),
@@ -105,6 +109,7 @@ class Certificate:
         )
 
     def __str__(self) -> str:
+        later = f", {self.later} certified by later stages" if ">" in self.method else ""
         box = "" if self.box_used or self.threat.clip is None else " (bound without the box)"
         return "\n".join(
             [
@@ -113,7 +118,8 @@ class Certificate:
                 f"verified error            {self.verified:i} %",
                 f"targeted verified error   {100 * self.targeted_verified_error:.2f} %",
                 f"clean error               {self.clean:i} %",
-                f"bounds                    {self.method}, {self.precision}, {self.rechecked} close calls in float64",
+                f"bounds                    {self.method}, {self.precision},"
+                f" {self.rechecked} close calls in float64{later}",
             ]
         )
 
@@ -146,7 +152,8 @@ def certify(
         y: labels [N].
         threat: the set of attacks.
         method: "ibp", "crown-ibp", "crown", "same-slope", "alpha-crown", "tightest" (the best of several, pair by
-            pair), or some of them joined, such as "ibp+crown".
+            pair), some of them joined, such as "ibp+crown", or stages: "crown>alpha-crown" bounds what the first leaves
+            open (and a short attack does not decide) once more, an ensemble then as one network.
         progress: told what is being done, steps done, and steps in all.
     """
     if isinstance(model, Ensemble):
@@ -185,7 +192,7 @@ def _certify(
     progress: Progress | None,
 ) -> Certificate:
     x, y = check_examples(whole, *examples)
-    margins, certified, correct, rechecked = prove(
-        members, x, y, threat, [coefficients], method=method, progress=progress
-    )
-    return Certificate(margins[0], certified[0], correct[0], threat, method, "float32", threat.box_used, rechecked)
+    proof = prove(members, x, y, threat, [coefficients], method=method, progress=progress)
+    tensors = proof.margins[0], proof.certified[0], proof.correct[0]
+    counts = proof.rechecked, int(proof.later[0])
+    return Certificate(*tensors, threat, method, "float32", threat.box_used, *counts)

@@ -19,8 +19,9 @@ from robboost.errors import InputError, SoundnessError
 from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
 from robboost.intervals import PairedTest, Share, paired_test
-from robboost.mixtures import Members, PoolBounds, Progress, Proof, named, pool_bounds, prove
+from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds
 from robboost.models import Ensemble
+from robboost.proofs import Proof, prove, stages
 from robboost.rows import Row, cascade_row, network_rows, oracle_rows, vote_row
 from robboost.selection import Limits, Selection
 from robboost.tables import comparison_html, comparison_text
@@ -164,10 +165,9 @@ def compare(
     x_fit, y_fit = check_pool(list(members.values()), *fit, list(members))
     x, y = check_pool(list(members.values()), *test, list(members))
     networks = list(members.values())
-    fit_bounds = pool_bounds(networks, x_fit, y_fit, threat, method=settings.bounds, progress=_say(progress, "fit"))
-    fitted = RobBoost(threat, bounds=settings.bounds, **settings.robboost).fit_bounds(
-        members, fit_bounds, progress=progress
-    )
+    first = stages(settings.bounds)[0]
+    fit_bounds = pool_bounds(networks, x_fit, y_fit, threat, method=first, progress=_say(progress, "fit"))
+    fitted = RobBoost(threat, bounds=first, **settings.robboost).fit_bounds(members, fit_bounds, progress=progress)
     faithful, reason = _coordinate(fitted)
     mixes = _mixes(fitted, faithful)
     on_fit = _on_fit(fit_bounds, list(mixes.values()))
@@ -184,7 +184,7 @@ def compare(
     others = [vote_row(fitted, members, on_fit, on_test, (y_fit, y), (x, points))]
     if settings.cascade:
         order = on_fit.certified[:count].sum(1).argsort(descending=True).tolist()
-        cascade = Cascade([networks[t] for t in order], threat, method=settings.bounds)
+        cascade = Cascade([networks[t] for t in order], threat, method=first)
         others.append(cascade_row(cascade, (x_fit, y_fit), (x, y), points[:count]))
     others += oracle_rows(on_fit, on_test, count)
     failures = {name: ~on_test.certified[n] for n, name in enumerate(mixes)}
@@ -209,7 +209,7 @@ def _on_fit(bounds: PoolBounds, mixes: list[Tensor]) -> Proof:
     """What the mixes certify of the fit images, from bounds that are there already: to choose by, not to publish."""
     margins = torch.stack([bounds.mix(mix).lower for mix in mixes])
     correct = torch.stack([bounds.correct(mix) for mix in mixes])
-    return Proof(margins, (margins > 0).all(2) & correct, correct, 0)
+    return Proof(margins, (margins > 0).all(2) & correct, correct, 0, torch.zeros(len(mixes), dtype=torch.int64))
 
 
 def _coordinate(fitted: RobBoost) -> tuple[Solution | None, str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robboost.bounds import Options, checked_examples, cross_check, margin_bounds
-from robboost.errors import InputError, SoundnessError
+from robboost.errors import InputError
 from robboost.inputs import Progress, in_float64
 from robboost.journal import remembered
 from robboost.models import Pool
@@ -28,12 +28,12 @@ __all__ = [
     "Mixed",
     "PoolBounds",
     "Progress",
-    "Proof",
+    "bound_parts",
     "correct_under",
     "mix_margins",
     "named",
     "pool_bounds",
-    "prove",
+    "progress_steps",
     "target_classes",
 ]
 
@@ -44,9 +44,6 @@ Members = Sequence[nn.Module] | Mapping[str, nn.Module] | Pool
 _STEP = {"cpu": 100, "cuda": 1000}
 # Values of a float64 temporary while margins are summed.
 _CHUNK = 2**24
-# An example whose decision hangs on a margin this small, relative to the terms it is the difference of, is bounded
-# again in float64. Full float32 was seen to err by 3e-6.
-_DOUBTFUL = 1e-4
 
 
 class Mixed(NamedTuple):
@@ -54,15 +51,6 @@ class Mixed(NamedTuple):
 
     lower: Tensor
     size: Tensor
-
-
-class Proof(NamedTuple):
-    """Margins of M mixes, close calls decided in float64, [M, N, C - 1]; verdicts and correctness, [M, N]."""
-
-    margins: Tensor
-    certified: Tensor
-    correct: Tensor
-    rechecked: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +203,7 @@ def pool_bounds(
                 "logits": values,
             }
 
-        for part in _steps(x):
+        for part in progress_steps(x):
             step = remembered(f"bounds {method} {precision} {t} {part.start}", partial(bound, part))
             slopes.append(step["slope"].to(x.device))
             intercepts.append(step["intercept"].to(x.device))
@@ -234,107 +222,6 @@ def pool_bounds(
         method,
         precision,
     )
-
-
-def prove(
-    pool: Sequence[nn.Module],
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    mixes: Sequence[Tensor],
-    *,
-    method: str = "tightest",
-    progress: Progress | None = None,
-) -> Proof:
-    """What is certified under each mix of the pool, close calls decided by bounds in float64.
-
-    Where `method` names several, a mix gets, pair by pair, the best of: every member under the same one of them, and
-    every member under the one that is tightest for it alone. (The tightest bounds of the members need not be those that
-    add up best: slopes cancel only between bounds that have them.)
-
-    Args:
-        pool: the members.
-        x: examples [N, *input], checked.
-        y: labels [N].
-        threat: the set.
-        mixes: coefficients [T] of each mix, none negative.
-        method: of `margin_bounds`, or several joined by "+".
-        progress: told after every few examples.
-    """
-    lower, correct, certified, rechecked = [], [], [], 0
-
-    def decide(part: slice) -> dict[str, Tensor]:
-        place = (part.start, len(x))
-        margins, near, right = _prove_part(pool, x[part], y[part], threat, mixes, method, "float32", place)
-        # Only where a verdict hangs on a close margin: no other target already denies the certificate.
-        doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0).nonzero()[:, 0]
-        if len(doubtful):
-            again = _prove_part(pool, x[part][doubtful], y[part][doubtful], threat, mixes, method, "float64")
-            margins[:, doubtful] = again[0]
-        return {"margins": margins, "correct": right, "doubtful": doubtful}
-
-    for part in _steps(x):
-        step = remembered(f"proof {method} {threat} {part.start}", partial(decide, part))
-        margins, right = step["margins"].to(x.device), step["correct"].to(x.device)
-        rechecked += len(step["doubtful"])
-        lower.append(margins)
-        correct.append(right)
-        certified.append(_verdicts(margins, right, part.start, f"{threat}, {method}"))
-        if progress is not None:
-            progress(f"bounds ({method})", part.stop, len(x))
-    return Proof(torch.cat(lower, 1), torch.cat(certified, 1), torch.cat(correct, 1), rechecked)
-
-
-def _prove_part(
-    pool: Sequence[nn.Module],
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    mixes: Sequence[Tensor],
-    method: str,
-    precision: Literal["float32", "float64"],
-    place: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Margins [M, n, C - 1], whether each is too near zero for the precision, and correctness [M, n]."""
-    parts = _parts(method)
-    same = [pool_bounds(pool, x, y, threat, method=part, precision=precision, place=place) for part in parts]
-    ways = same if len(same) == 1 else [*same, _tightest(same)]
-    rows, nears = [], []
-    with span("sums of mixes"):
-        for mix in mixes:
-            best = ways[0].mix(mix)
-            for way in ways[1:]:
-                other = way.mix(mix)
-                better = (other.lower > best.lower) | best.lower.isnan()
-                best = Mixed(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
-            rows.append(best.lower)
-            nears.append(best.lower.abs() <= _DOUBTFUL * best.size)
-    correct = torch.stack([ways[0].correct(mix) for mix in mixes])
-    return torch.stack(rows), torch.stack(nears), correct
-
-
-def _tightest(ways: Sequence[PoolBounds]) -> PoolBounds:
-    """For each member and pair the bound with the largest margin of its own."""
-    members = torch.eye(ways[0].members, dtype=torch.float64)
-    own = torch.stack([torch.stack([way.mix(unit).lower for unit in members]) for way in ways])
-    winner = own.nan_to_num(nan=-torch.inf).argmax(0)
-    slopes, intercepts = ways[0].slopes, ways[0].intercepts
-    for position, way in enumerate(ways[1:], start=1):
-        wins = winner == position
-        slopes = torch.where(wins[..., None], way.slopes, slopes)
-        intercepts = torch.where(wins, way.intercepts, intercepts)
-    return replace(ways[0], slopes=slopes, intercepts=intercepts)
-
-
-def _verdicts(margins: Tensor, correct: Tensor, start: int, what: str) -> Tensor:
-    positive = (margins > 0).all(2)
-    if bool((positive & ~correct).any()):
-        m, n = (positive & ~correct).nonzero()[0].tolist()
-        raise SoundnessError(
-            f"example {start + n} is misclassified, yet all its margin bounds are positive (lowest"
-            f" {float(margins[m, n].min()):.3g}, {what}): the bounds are wrong; please report this"
-        )
-    return positive & correct
 
 
 def mix_margins(slopes: Tensor, intercepts: Tensor, radius: Tensor, coefficients: Tensor, *, norm: Norm) -> Mixed:
@@ -377,20 +264,20 @@ def target_classes(labels: Tensor, classes: int) -> Tensor:
     return j + (j >= labels[:, None]).to(torch.int64)
 
 
-def _steps(x: Tensor) -> list[slice]:
+def progress_steps(x: Tensor) -> list[slice]:
     """Parts of the examples, one report of progress each."""
     step = _STEP.get(x.device.type, 100)
     return [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 
 
-def _parts(method: str) -> tuple[str, ...]:
+def bound_parts(method: str) -> tuple[str, ...]:
     if method == "tightest":
         return Options().parts
     return tuple(part.strip() for part in method.split("+"))
 
 
 def _engine_method(method: str) -> tuple[str, Options | None]:
-    return ("tightest", Options(parts=_parts(method))) if "+" in method else (method, None)
+    return ("tightest", Options(parts=bound_parts(method))) if "+" in method else (method, None)
 
 
 def _by_member(parts: list[Tensor], members: int) -> Tensor:

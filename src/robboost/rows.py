@@ -15,10 +15,10 @@ from robboost.errors import SoundnessError
 from robboost.fitting import RobBoost
 from robboost.intervals import Share
 from robboost.journal import remembered
-from robboost.mixtures import Proof
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
 from robboost.observability import span
+from robboost.proofs import Proof
 from robboost.threat import Threat
 
 __all__ = ["Row", "cascade_row", "network_rows", "oracle_rows", "vote_row"]

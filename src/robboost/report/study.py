@@ -11,7 +11,8 @@ from torch import Tensor
 from robboost.comparison import Comparison
 from robboost.errors import InputError
 from robboost.inputs import check_pool
-from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds, prove, target_classes
+from robboost.mixtures import Members, PoolBounds, Progress, named, pool_bounds, target_classes
+from robboost.proofs import prove
 from robboost.threat import Threat
 
 __all__ = ["Slopes", "Study", "study"]

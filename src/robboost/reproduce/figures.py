@@ -15,8 +15,9 @@ from robboost.bounds import margin_bounds
 from robboost.data import Dataset, load_dataset
 from robboost.errors import InputError
 from robboost.intervals import Share, paired_test
-from robboost.mixtures import Progress, prove
+from robboost.mixtures import Progress
 from robboost.models import Ensemble, load_model
+from robboost.proofs import prove
 from robboost.reproduce.paper import BOOSTED
 from robboost.reproduce.request import Request
 from robboost.reproduce.settings import Setting, chosen_settings, setting_of

@@ -23,10 +23,11 @@ from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
 from robboost.intervals import Share, paired_test
 from robboost.journal import package_digest
-from robboost.mixtures import PoolBounds, Progress, Proof, pool_bounds, prove
+from robboost.mixtures import PoolBounds, Progress, pool_bounds
 from robboost.models import Ensemble, Pool
 from robboost.models.architectures import float32_bytes
 from robboost.models.pools import parameter_digest
+from robboost.proofs import Proof, prove, stages
 from robboost.reproduce.parts import Parts, identity
 from robboost.reproduce.summaries import eliminated, histogram, packed
 from robboost.store import FillSettings, fill_store
@@ -57,7 +58,7 @@ class Protocol:
     """How a pool is measured.
 
     Attributes:
-        bounds: method of all bounds; "": what suits the members' training.
+        bounds: method of all bounds; "": what suits the members' training. Weights are fitted on its first stage.
         attack: how hard to attack; None: not at all.
         device: "cpu", "cuda", ...; None: the GPU where there is one.
     """
@@ -114,7 +115,7 @@ def measure(
         key = identity(**facts, part=_PART.get(device.type), members=members, code=package_digest())
         mine = Parts(parts.folder / key)
     check_pool(networks, images.test.images, images.test.labels, list(pool.names))
-    fit = mine.values("fit", lambda: _fit(pool, networks, images.fit, threat, method, mine, progress))
+    fit = mine.values("fit", lambda: _fit(pool, networks, images.fit, threat, stages(method)[0], mine, progress))
     mixes = _mixes(pool.names, fit)
     stacked = list(mixes.values())
     test = _proof(networks, images.test, threat, stacked, method, mine, progress, device)
@@ -138,6 +139,7 @@ def measure(
     return {
         **facts,
         "precision": f"float32, margins summed in float64, {test.rechecked} close calls bounded in float64",
+        "later": dict(zip(mixes, test.later.tolist(), strict=True)),
         "names": list(pool.names),
         "best_single": pool.names[best],
         "weights": fit["weights"],
@@ -251,13 +253,15 @@ def _proof(
                 "certified": proof.certified,
                 "correct": proof.correct,
                 "rechecked": torch.tensor(proof.rechecked),
+                "later": proof.later,
             }
 
         found.append({key: value.cpu() for key, value in parts.arrays(f"{data.split}-{start}", compute).items()})
     margins, certified, correct = (
         torch.cat([part[key] for part in found], 1) for key in ("margins", "certified", "correct")
     )
-    return Proof(margins, certified, correct, sum(int(part["rechecked"]) for part in found))
+    later = torch.stack([part["later"] for part in found]).sum(0)
+    return Proof(margins, certified, correct, sum(int(part["rechecked"]) for part in found), later)
 
 
 def _rows(

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from robboost.data import Dataset
 from robboost.fitting import RobBoost
-from robboost.mixtures import pool_bounds, prove
+from robboost.mixtures import pool_bounds
 from robboost.models import Ensemble
+from robboost.proofs import prove
 from robboost.threat import Threat
 
 __all__ = ["HeldOut", "Judged", "ensemble_of"]

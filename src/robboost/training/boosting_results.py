@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from robboost.data import Dataset
 from robboost.errors import InputError
 from robboost.intervals import PairedTest, Share, paired_test
-from robboost.mixtures import prove
 from robboost.models import Ensemble
 from robboost.models.architectures import float32_bytes
+from robboost.proofs import prove
 from robboost.threat import Threat
 
 __all__ = ["Measured", "against", "measure", "table"]
