@@ -80,10 +80,12 @@ def test_readme_repeats_the_published_figures():
     lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
     found = 0
     for line in lines:
-        if not line.startswith("| MNIST, l_inf"):
+        if not line.startswith(("| MNIST, l_inf", "| CIFAR-10, l_inf")):
             continue
         cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
-        results = json.loads((ZOO / f"mnist-{cells[0].split()[-1]}" / RESULTS).read_text())
+        data, eps = cells[0].split(", l_inf ")
+        pool = f"{data.lower().replace('-', '')}-{eps.replace('/', '-')}"
+        results = json.loads((ZOO / pool / RESULTS).read_text())
         for cell, row in ((cells[3], results["best_single"]), (cells[4], "RobBoost")):
             share = results["rows"][row]["verified_test"]
             low, high = share["lower"], share["upper"]

@@ -18,7 +18,7 @@ from robboost.reproduce.page import fill_page
 from robboost.reproduce.request import Request, figures_of, measured
 from robboost.reproduce.summaries import above_zero
 from robboost.reproduce.tables import TABLES
-from robboost.reproduce.zoo import folder_bytes, make_zoo_pool
+from robboost.reproduce.zoo import folder_bytes, make_zoo_pool, read_results
 from robboost.tables import percent, test_sentence
 
 __all__ = ["COMMANDS", "Outcome", "reproduce"]
@@ -125,8 +125,10 @@ def _zoo(what: str, paths: Sequence[Path], request: Request, progress: Progress 
         stated = {"eps": threat.eps, "norm": threat.norm, "clip": list(threat.clip or ())}
         notes = {"dataset": request.data or run.notes.get("dataset"), "threat": stated}
 
-        def figures(pool: Any) -> dict[str, Any]:
-            return measured(pool, request, progress)
+        def figures(pool: Any, path: Path = path) -> dict[str, Any]:
+            """Those beside a pool of exactly these networks are taken up, as in the tables."""
+            found = read_results(path, pool) if request.plain and path.is_dir() else None
+            return found or measured(pool, request, progress)
 
         made[name] = make_zoo_pool(name, run, out, figures, notes=notes, keep=request.members)
         lines.append(_summary(name, made[name]))

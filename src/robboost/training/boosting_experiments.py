@@ -25,6 +25,7 @@ __all__ = ["Experiment", "Outcome", "boosted", "by_themselves", "tuned"]
 # Exact fits of the weights during a fine-tuning, and the share of the first learning rate that it starts with.
 _FITS = 4
 _TUNING_RATE = 0.2
+_WARM_UP = 100
 
 
 def _silent(_: object) -> None:
@@ -119,6 +120,9 @@ def tuned(experiment: Experiment, path: Path, lr: float | None = None) -> Outcom
     weights are fitted anew a few times on the way. `lr` None: a share of the first stage's.
     """
     start = _ensemble_of(path)
+    if experiment.options.minutes is not None:
+        # A few images first: what has to be compiled for these networks is no part of the time of a fit.
+        replace(experiment, heldout=experiment.heldout.at_most(_WARM_UP)).rivals(list(start.names), list(start.members))
     began = time.monotonic()
     found = experiment.rivals(list(start.names), list(start.members))
     fit_minutes = (time.monotonic() - began) / 60
