@@ -15,6 +15,7 @@ from robboost.reproduce.summaries import above_zero
 from robboost.reproduce.tables import TABLES
 from robboost.reproduce.zoo import RESULTS, folder_bytes
 from robboost.tables import percent, test_sentence
+from robboost.threat import Threat
 
 __all__ = ["SECTIONS", "fill_page"]
 
@@ -152,12 +153,12 @@ def _zoo(name: str, pools: Path, results: Path) -> str | None:
             continue
         published = notes["published"]
         rows.append(
-            f"| `{pools.name}/{manifest.parent.name}` | {notes['dataset']} {notes['threat']['eps']:.4g} |"
+            f"| `{pools.name}/{manifest.parent.name}` | {notes['dataset']}, {Threat(notes['threat']['eps'])} |"
             f" {len(stated['members'])} of {notes['trained_members']} | {folder_bytes(manifest.parent) / 1e6:.2f} |"
             f" {100 * published['verified_error']:.2f} | {100 * published['clean_error']:.2f} |"
             f" {published['images']} | {notes['bounds']} |"
         )
-    head = "| folder | data, eps | members | MB on disk | verified % | clean % | test images | bounds |"
+    head = "| folder | data, threat | members | MB on disk | verified % | clean % | test images | bounds |"
     return "\n".join([head, "|" + " --- |" * 8, *rows]) if rows else None
 
 
