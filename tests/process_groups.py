@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from robboost.distributed import Processes, joined
 
 
@@ -20,6 +22,8 @@ def run_processes(size: int, work: Callable[[Processes], Any], *, timeout: float
 
     def join() -> Any:
         with joined(timeout=20) as processes:
+            # One that is done at once would leave before the others have found it.
+            torch.distributed.barrier()
             return work(processes)
 
     return run_ranks(size, join, timeout=timeout)
