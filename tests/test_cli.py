@@ -289,7 +289,7 @@ def wrong_inputs(folder):
     yield ["bounds", "--store", "no-store", "--verify"], "no-store"
     yield ["bench", "--images", "0"], "--images 0"
     yield ["bench", "--architecture", "Z"], "cannot read"
-    yield ["bench", "--device", "abacus"], "--device abacus"
+    yield ["bench", "--device", "abacus"], "device 'abacus'"
     yield ["models", "missing"], "missing"
     yield ["data", "--colour", "blue"], "--colour"
     yield ["demo", "--out", "notes.txt/x"], "cannot be written"

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from robboost.devices import usable_device
 from robboost.errors import DistributedError, InputError
 
 __all__ = ["ALONE", "Processes", "joined", "shared_examples"]
@@ -104,7 +105,7 @@ def joined(*, timeout: float = 1800.0, device: str = "cpu") -> Iterator[Processe
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield replace(ALONE, device=_single_device(device))
+        yield replace(ALONE, device=usable_device(device))
         return
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     gpu = torch.cuda.is_available()
@@ -133,18 +134,6 @@ def joined(*, timeout: float = 1800.0, device: str = "cpu") -> Iterator[Processe
     yield Processes(rank, size, own)
     # Not in a finally: after a failure the others are gone, and taking leave of them would wait for the timeout.
     dist.destroy_process_group()
-
-
-def _single_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(f"device {name!r}: expected cpu, cuda, or another that PyTorch has here ({reason})") from None
-    return device
 
 
 def shared_examples(

@@ -281,7 +281,7 @@ def test_a_time_limit_is_no_trouble_for_a_run_of_a_single_step(data: Dataset) ->
         ({"minutes": 0.0}, "minutes=0: expected a finite number above 0"),
         ({"minutes": float("nan")}, "minutes=nan"),
         ({"streams": 0}, "streams=0: expected at least 1"),
-        ({"device": "gpu9"}, "device='gpu9': cannot be used here"),
+        ({"device": "gpu9"}, "device 'gpu9': cannot be used here"),
     ],
 )
 def test_where_and_how_long_is_checked(entries: dict, message: str) -> None:

@@ -14,6 +14,7 @@ import typer
 from robboost.bounds import margin_bounds
 from robboost.cli.console import show
 from robboost.cli.options import JsonOption, ThreadsOption, set_threads
+from robboost.devices import usable_device
 from robboost.errors import InputError
 from robboost.models.architectures import build
 from robboost.threat import Threat
@@ -40,12 +41,11 @@ def bench(
     set_threads(threads)
     if images < 1 or pairs < 1:
         raise InputError(f"--images {images} --pairs {pairs}: expected at least 1")
+    chosen = usable_device(device)
     try:
         shape = tuple(int(side) for side in input_shape.split(","))
-        chosen = torch.device(device)
-        torch.zeros(1, device=chosen)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        raise InputError(f"--input-shape {input_shape} --device {device}: {str(error).splitlines()[0]}") from None
+    except ValueError:
+        raise InputError(f"--input-shape {input_shape}: expected sides with commas between them") from None
     generator = torch.Generator().manual_seed(0)
     network = build(architecture, shape, seed=0).eval().to(chosen)
     x = torch.rand(images, *shape, generator=generator).to(chosen)

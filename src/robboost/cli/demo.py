@@ -10,9 +10,10 @@ import typer
 from robboost.attacks import AttackSettings
 from robboost.cli.console import check_writable, progress, resumed, show, to_json, write_text
 from robboost.cli.ensembles import pool_facts, to_device
-from robboost.cli.options import DeviceOption, JsonOption, open_device
+from robboost.cli.options import DeviceOption, JsonOption
 from robboost.comparison import Settings, compare
 from robboost.data import load_dataset
+from robboost.devices import usable_device
 from robboost.models import demo_pool, save_model
 from robboost.report import write_report
 from robboost.threat import Threat
@@ -35,7 +36,7 @@ def demo(
     """Fit, certify, attack, compare and report, with five small networks on a part of MNIST (all embedded)."""
     check_writable(out / "report.html")
     pool = demo_pool()
-    to_device(pool, open_device(device))
+    to_device(pool, usable_device(device))
     threat = Threat(0.1, clip=(0.0, 1.0))
     held = load_dataset("mnist-small", split="heldout")
     test = load_dataset("mnist-small", split="test")

@@ -29,7 +29,6 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
-    open_device,
     open_model,
     open_pool,
     open_threat,
@@ -37,6 +36,7 @@ from robboost.cli.options import (
 )
 from robboost.comparison import Settings, compare
 from robboost.data import Dataset
+from robboost.devices import usable_device
 from robboost.distributed import Processes, shared_examples
 from robboost.errors import InputError
 from robboost.fitting import RobBoost
@@ -112,7 +112,7 @@ def fit(
 ) -> None:
     """Find the weights with the best certificate and save the ensemble as one file."""
     set_threads(threads)
-    place = open_device(device)
+    place = usable_device(device)
     check_writable(out)
     if out.suffix != ".safetensors":
         raise InputError(f"--out {out}: expected a name that ends in .safetensors")
@@ -177,7 +177,7 @@ def certify_command(
 ) -> None:
     """Prove robustness image by image, for a network or an ensemble."""
     set_threads(threads)
-    place = open_device(device)
+    place = usable_device(device)
     found = open_model(model, architecture, input_shape)
     network, notes = found.network, found.notes
     threat = open_threat(eps, norm, clip, notes)
@@ -223,7 +223,7 @@ def attack_command(
 ) -> None:
     """Try to fool a network or an ensemble by projected gradient descent."""
     set_threads(threads)
-    place = open_device(device)
+    place = usable_device(device)
     if out is not None:
         check_writable(out)
     settings = AttackSettings(steps=steps, restarts=restarts, targets=targets, seed=seed,  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def compare_command(
 ) -> None:
     """Best single network, uniform average, RobBoost, voting, cascade and oracles in one table."""
     set_threads(threads)
-    place = open_device(device)
+    place = usable_device(device)
     for target in (save, None if report is None else report / "report.html"):
         if target is not None:
             check_writable(target)

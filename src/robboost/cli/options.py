@@ -99,17 +99,6 @@ def open_threat(eps: str | None, norm: str | None, clip: str, notes: Mapping[str
     return Threat(radius, norm or str(stated.get("norm", "linf")), box)
 
 
-def open_device(name: str | None) -> torch.device:
-    """The device named, or a GPU if there is one."""
-    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(chosen)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"--device {chosen}: {str(error).splitlines()[0]}; expected cpu, cuda or cuda:N") from None
-    return device
-
-
 def set_threads(threads: int | None) -> None:
     """CPU threads of PyTorch for this process."""
     if threads is None:

@@ -21,11 +21,11 @@ from robboost.cli.options import (
     ShapeOption,
     ThreadsOption,
     open_data,
-    open_device,
     open_pool,
     open_threat,
     set_threads,
 )
+from robboost.devices import usable_device
 from robboost.errors import InputError, StoreError
 from robboost.inputs import check_pool
 from robboost.mixtures import pool_bounds
@@ -80,7 +80,7 @@ def bounds(
     Interrupted or killed, the same command continues. Under torchrun the processes share the work.
     """
     set_threads(threads)
-    place = open_device(device)
+    place = usable_device(device)
     if not store:
         raise InputError("--store is missing: expected a folder or a URL for the bounds")
     if break_lock:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from robboost.cli.console import check_writable, progress, show
-from robboost.cli.options import DeviceOption, JsonOption, LimitOption, ThreadsOption, open_device, set_threads
+from robboost.cli.options import DeviceOption, JsonOption, LimitOption, ThreadsOption, set_threads
 from robboost.data import Dataset, load_dataset
+from robboost.devices import usable_device
 from robboost.errors import DivergedError
 from robboost.models import PoolMember, write_pool
 from robboost.models.architectures import float32_bytes
@@ -43,7 +44,7 @@ def train(
     Interrupted, the same command continues from the last state that was saved.
     """
     set_threads(threads)
-    open_device(device)
+    usable_device(device)
     check_writable(out / "manifest.json")
     config = load_pool(pool)
     if epochs is not None:

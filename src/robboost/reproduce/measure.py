@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import robboost
 from robboost.attacks import AttackSettings, attack
 from robboost.data import Dataset
+from robboost.devices import usable_device
 from robboost.errors import InputError
 from robboost.fitting import RobBoost
 from robboost.inputs import check_pool
@@ -69,7 +70,7 @@ class Protocol:
 
     @property
     def chosen_device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return usable_device(self.device)
 
 
 def suited_bounds(pool: Pool) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from robboost.data import Dataset
+from robboost.devices import usable_device
 from robboost.errors import DivergedError, InputError
 from robboost.training import files
 from robboost.training.config import TrainConfig
@@ -58,14 +59,7 @@ class RunOptions:
 
     @property
     def chosen_device(self) -> torch.device:
-        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(name)
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"device={name!r}: cannot be used here ({reason}); expected 'cpu' or 'cuda'") from None
-        return device
+        return usable_device(self.device)
 
 
 @dataclass(frozen=True)
