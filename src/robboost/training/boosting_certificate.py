@@ -12,7 +12,7 @@ from robboost.data import Dataset
 from robboost.fitting import RobBoost
 from robboost.mixtures import pool_bounds
 from robboost.models import Ensemble
-from robboost.proofs import prove
+from robboost.proofs import prove, stages
 from robboost.threat import Threat
 
 __all__ = ["HeldOut", "Judged", "ensemble_of"]
@@ -69,8 +69,9 @@ class HeldOut:
         return tuple((scales.sum() * weights / scales).tolist())
 
     def _fit(self, kappa: float | str) -> RobBoost:
-        bounds = pool_bounds(self.members, self.images, self.labels, self.threat, method=self.method)
-        return RobBoost(self.threat, kappa=kappa, bounds=self.method).fit_bounds(self.members, bounds)
+        first = stages(self.method)[0]
+        bounds = pool_bounds(self.members, self.images, self.labels, self.threat, method=first)
+        return RobBoost(self.threat, kappa=kappa, bounds=first).fit_bounds(self.members, bounds)
 
 
 def ensemble_of(members: Sequence[nn.Module], coefficients: Sequence[float], names: Sequence[str]) -> Ensemble:
