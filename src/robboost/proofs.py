@@ -41,14 +41,6 @@ class Proof(NamedTuple):
     later: Tensor
 
 
-class _Decided(NamedTuple):
-    """Margins [M, n, C - 1], close calls in float64, whose positions are `doubtful`; correctness [M, n]."""
-
-    margins: Tensor
-    correct: Tensor
-    doubtful: Tensor
-
-
 def prove(
     pool: Sequence[nn.Module],
     x: Tensor,
@@ -82,13 +74,13 @@ def prove(
     lower, correct, certified, rechecked = [], [], [], 0
     for part in progress_steps(x):
         place = (part.start, len(x))
-        decide = partial(_tensors, pool, x[part], y[part], threat, mixes, first, place)
+        decide = partial(_decided, pool, x[part], y[part], threat, mixes, first, place)
         step = remembered(f"proof {first} {threat} {part.start}", decide)
         margins, right = step["margins"].to(x.device), step["correct"].to(x.device)
         rechecked += len(step["doubtful"])
         lower.append(margins)
         correct.append(right)
-        certified.append(_verdicts(margins, right, part.start, f"{threat}, {first}"))
+        certified.append(_verdicts(margins, right, range(part.start, part.stop), f"{threat}, {first}"))
         if progress is not None:
             progress(f"bounds ({first})", part.stop, len(x))
     later = torch.zeros(len(mixes), dtype=torch.int64, device=x.device)
@@ -132,13 +124,13 @@ def _continued(
             if len(left) == 0:
                 return {"left": left}
             place = (part.start, len(open_ones))
-            return {"left": left, **_tensors([network], x[left], y[left], threat, one, stage, place)}
+            return {"left": left, **_decided([network], x[left], y[left], threat, one, stage, place)}
 
         step = remembered(f"proof {stage} {threat} mix {position} {part.start}", decide)
         left = step["left"].to(x.device)
         if len(left):
             found, right = step["margins"].to(x.device), step["correct"].to(x.device)
-            verdicts = _verdicts(found, right, 0, f"{threat}, {stage}")[0]
+            verdicts = _verdicts(found, right, left.tolist(), f"{threat}, {stage}")[0]
             new = left[verdicts]
             margins[position, new] = found[0, verdicts] * scale
             certified[position, new] = True
@@ -149,7 +141,7 @@ def _continued(
     return proof._replace(margins=margins, certified=certified, later=later, rechecked=rechecked)
 
 
-def _tensors(
+def _decided(
     pool: Sequence[nn.Module],
     x: Tensor,
     y: Tensor,
@@ -158,14 +150,17 @@ def _tensors(
     method: str,
     place: tuple[int, int],
 ) -> dict[str, Tensor]:
-    """`_Decided` by name, as a journal keeps it."""
+    """By name, as a journal keeps them: margins [M, n, C - 1], close calls in float64, whose positions are `doubtful`;
+
+    correctness [M, n].
+    """
     margins, near, right = _bounded(pool, x, y, threat, mixes, method, "float32", place)
     # Only where a verdict hangs on a close margin: no other target already denies the certificate.
     doubtful = (near.any(2) & (near | (margins > 0)).all(2)).any(0).nonzero()[:, 0]
     if len(doubtful):
         again = _bounded(pool, x[doubtful], y[doubtful], threat, mixes, method, "float64")
         margins[:, doubtful] = again[0]
-    return _Decided(margins, right, doubtful)._asdict()
+    return {"margins": margins, "correct": right, "doubtful": doubtful}
 
 
 def _bounded(
@@ -209,12 +204,12 @@ def _tightest(ways: Sequence[PoolBounds]) -> PoolBounds:
     return replace(ways[0], slopes=slopes, intercepts=intercepts)
 
 
-def _verdicts(margins: Tensor, correct: Tensor, start: int, what: str) -> Tensor:
+def _verdicts(margins: Tensor, correct: Tensor, positions: Sequence[int], what: str) -> Tensor:
     positive = (margins > 0).all(2)
     if bool((positive & ~correct).any()):
         m, n = (positive & ~correct).nonzero()[0].tolist()
         raise SoundnessError(
-            f"example {start + n} is misclassified, yet all its margin bounds are positive (lowest"
+            f"example {positions[n]} is misclassified, yet all its margin bounds are positive (lowest"
             f" {float(margins[m, n].min()):.3g}, {what}): the bounds are wrong; please report this"
         )
     return positive & correct

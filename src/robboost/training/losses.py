@@ -24,6 +24,7 @@ from robboost.training.propagation import (
     intervals,
     linear_margins,
     mean_margins,
+    point_margins,
     points,
 )
 
@@ -97,13 +98,6 @@ class Situation:
 def margin_loss(margins: Tensor) -> Tensor:
     """Mean cross-entropy of logits whose differences are `margins` [N, C-1]: log(1 + sum_j exp(-margin_j))."""
     return torch.logsumexp(F.pad(-margins, (1, 0)), dim=1).mean()
-
-
-def point_margins(logits: Tensor, y: Tensor) -> Tensor:
-    """True logit minus target logit [N, C-1], targets in class order."""
-    order = torch.arange(logits.shape[1] - 1, device=logits.device)
-    others = order + (order >= y.unsqueeze(1)).long()
-    return logits.gather(1, y.unsqueeze(1)) - logits.gather(1, others)
 
 
 def attacked(situation: Situation, radius: Tensor) -> Tensor:

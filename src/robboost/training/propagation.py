@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robboost.mixtures import target_classes
 from robboost.training.dual_kernels import relax_rows
 from robboost.training.kernels import absolute, interval_relu
 from robboost.training.network import BN_EPS, Conv, Fc, Flatten, Network, Norm, Op, Relu, Skip, conv
@@ -31,6 +32,7 @@ __all__ = [
     "mean_margins",
     "mean_shares",
     "middle_margins",
+    "point_margins",
     "points",
     "spread",
     "transposed",
@@ -109,6 +111,11 @@ def points(net: Network, weights: Sequence[Tensor], x: Tensor, norms: Norms) -> 
     return F.linear(_points(net.trunk, weights, x, norms), weights[net.head.weight], weights[net.head.bias])
 
 
+def point_margins(logits: Tensor, y: Tensor) -> Tensor:
+    """True logit minus target logit [N, C-1], targets in class order."""
+    return logits.gather(1, y.unsqueeze(1)) - logits.gather(1, target_classes(y, logits.shape[1]))
+
+
 def intervals(
     net: Network, weights: Sequence[Tensor], centre: Tensor, radius: Tensor, norms: Norms, *, traced: bool = True
 ) -> Trace:
@@ -165,10 +172,7 @@ def fused_sum(
     width = (upper - lower).clamp(min=1e-6)
     heights = torch.exp(-lower - top)
     chords = heights * (-torch.expm1(-width) / width)
-    rows, shifts = _rows_of(net, weights, y)
-    start, shift = torch.bmm(chords.unsqueeze(1), rows), (chords * shifts).sum(1, keepdim=True)
-    slope, intercept = _backward(net.trunk, weights, start, shift, trace.relus, norms, "adaptive")
-    least = _least(slope, intercept, region).squeeze(1)
+    least = _least(*mean_line(net, weights, trace, y, norms, chords), region).squeeze(1)
     # Rounding aside the sum is no smaller than that at the upper bounds.
     total = (heights + chords * lower).sum(1) - least
     return torch.maximum(total, torch.exp(-upper - top).sum(1) + 1e-30).log() + top.squeeze(1)
@@ -203,8 +207,7 @@ def mean_margins(
 
 def middle_margins(net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor) -> Tensor:
     """Margins [N, C-1] of the last hidden interval's centre."""
-    rows, shifts = _rows_of(net, weights, y)
-    return torch.bmm(rows, trace.centre.unsqueeze(2)).squeeze(2) + shifts
+    return point_margins(F.linear(trace.centre, weights[net.head.weight], weights[net.head.bias]), y)
 
 
 def mean_shares(middle: Tensor) -> Tensor:
@@ -216,9 +219,7 @@ def mean_line(
     net: Network, weights: Sequence[Tensor], trace: Trace, y: Tensor, norms: Norms, shares: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Slope [N, 1, *input] and intercept [N, 1] of a linear lower bound of sum_j shares_j margin_j."""
-    rows, shifts = _rows_of(net, weights, y)
-    start, shift = torch.bmm(shares.unsqueeze(1), rows), (shares * shifts).sum(1, keepdim=True)
-    return _backward(net.trunk, weights, start, shift, trace.relus, norms, "adaptive")
+    return _backward(net.trunk, weights, *_row_of_sum(net, weights, y, shares), trace.relus, norms, "adaptive")
 
 
 def spread(middle: Tensor, shares: Tensor, lower: Tensor) -> Tensor:
@@ -242,15 +243,20 @@ def linear_bounds(
     rule "adaptive": the lower line of an unstable ReLU is 0 or the identity, whichever loses less area (CROWN).
     rule "same-slope": lower and upper line have the slope u / (u - l) (Wong and Kolter; the paper's base models).
     """
-    return _backward(net.trunk, weights, *_rows_of(net, weights, y), trace.relus, norms, rule)
-
-
-def _rows_of(net: Network, weights: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [N, C-1, hidden] and shifts [N, C-1] of the examples' margins over the last hidden layer."""
     rows, shifts = _differences(net, weights)
     # A product in place of rows[y]: the gradient of indexing is a sum in an order that changes from run to run.
     chosen = F.one_hot(y, len(rows)).to(rows.dtype)
-    return (chosen @ rows.flatten(1)).view(-1, *rows.shape[1:]), chosen @ shifts
+    start = (chosen @ rows.flatten(1)).view(-1, *rows.shape[1:])
+    return _backward(net.trunk, weights, start, chosen @ shifts, trace.relus, norms, rule)
+
+
+def _row_of_sum(net: Network, weights: Sequence[Tensor], y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Row [N, 1, hidden] and shift [N, 1] of sum_j shares_j margin_j over the last hidden layer."""
+    weight, bias = weights[net.head.weight], weights[net.head.bias]
+    others = torch.zeros(len(y), len(weight), dtype=shares.dtype, device=shares.device)
+    others = others.scatter(1, target_classes(y, len(weight)), shares)
+    signs = F.one_hot(y, len(weight)) * shares.sum(1, keepdim=True) - others
+    return (signs @ weight).unsqueeze(1), (signs @ bias).unsqueeze(1)
 
 
 def _differences(net: Network, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
