@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from robboost.training.dual_plain import LEAST, TINY
+from robboost.training.triton_kernels import dense
 
 __all__ = [
     "estimated_backward",
@@ -234,14 +235,14 @@ def _rows_backward(
 
 def estimated_forward(centre: Tensor, columns: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `dual_plain`."""
-    centre = _dense(centre)
+    centre = dense(centre)
     offset, total, radius = (torch.empty_like(centre) for _ in range(3))
     return offset, total, radius, *_forward(centre, None, columns, fresh, (offset, total, radius))
 
 
 def given_forward(centre: Tensor, radius: Tensor, columns: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
     """See `dual_plain`."""
-    return _forward(_dense(centre), radius, columns, fresh, None)
+    return _forward(dense(centre), radius, columns, fresh, None)
 
 
 def estimated_backward(
@@ -262,7 +263,7 @@ def given_backward(
 
 def rows_forward(rows: Tensor, centre: Tensor, radius: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     """See `dual_plain`."""
-    centre = _dense(centre)
+    centre = dense(centre)
     radius, step = _radius(radius, centre)
     rows = _ordered(rows, centre)
     passed = torch.empty_like(rows)
@@ -281,7 +282,7 @@ def rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `dual_plain`."""
     rows, centre, radius = kept
-    centre = _dense(centre)
+    centre = dense(centre)
     radius, step = _radius(radius, centre)
     rows, to_passed = _ordered(rows, centre), _ordered(to_passed, centre)
     outputs = torch.empty_like(rows), torch.empty_like(centre), torch.empty_like(centre)
@@ -318,7 +319,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of centre, radius (empty where it is estimated) and columns; those of radius, centre, columns given."""
     centre, radius, columns, fresh = kept
-    centre = _dense(centre)
+    centre = dense(centre)
     columns = _ordered(columns, centre)
     fresh, fresh_row = _fresh(fresh, centre)
     (count, held), (examples, size) = columns.shape[:2], (len(centre), centre[0].numel())
@@ -344,13 +345,6 @@ def _tile(count: int, size: int) -> tuple[int, int, int]:
     height = triton.next_power_of_2(count)
     block = max(1, min(_TILE // height, triton.next_power_of_2(size)))
     return height, block, triton.cdiv(size, block)
-
-
-def _dense(centre: Tensor) -> Tensor:
-    """The tensor itself if it fills its memory without holes in NCHW or NHWC order, else a copy that does."""
-    if centre.is_contiguous() or (centre.dim() == 4 and centre.is_contiguous(memory_format=torch.channels_last)):
-        return centre
-    return centre.contiguous()
 
 
 def _strides(shape: Sequence[int], centre: Tensor) -> list[int]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["interval_relu_backward", "interval_relu_forward"]
+__all__ = ["dense", "interval_relu_backward", "interval_relu_forward"]
 
 _BLOCK = 1024
 
@@ -40,7 +40,7 @@ def _backward(centre, radius, to_centre, to_radius, out_centre, out_radius, coun
 
 def interval_relu_forward(centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     """See `kernels.interval_relu`."""
-    centre = _dense(centre)
+    centre = dense(centre)
     radius = _like(radius, centre)
     outputs = torch.empty_like(centre), torch.empty_like(centre)
     count = centre.numel()
@@ -52,7 +52,7 @@ def interval_relu_backward(
     centre: Tensor, radius: Tensor, to_centre: Tensor, to_radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of centre and radius from those of the outputs."""
-    centre = _dense(centre)
+    centre = dense(centre)
     others = [_like(tensor, centre) for tensor in (radius, to_centre, to_radius)]
     outputs = torch.empty_like(centre), torch.empty_like(centre)
     count = centre.numel()
@@ -60,7 +60,7 @@ def interval_relu_backward(
     return outputs
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
     """The tensor itself if it fills its memory without holes in NCHW or NHWC order, else a copy that does."""
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         return tensor
